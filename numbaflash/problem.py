@@ -1,0 +1,451 @@
+"""One checked call: the only place where arguments are checked, and the value that every kernel reads."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import segments as seg
+from .arrays import FLOAT8, FLOATING, Operand, adopt, bfloat16, float32, float64, operand
+from .options import Options
+from .score import Score
+from .visibility import Band, make_band
+
+LAYOUTS = ("BHND", "BNHD")
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+BACKENDS = ("auto", "cpu", "cuda", "emulator")
+
+
+class Dropout(NamedTuple):
+    """Probability of dropping a pair, 0 < p < 1, and the 64-bit seed of the pattern."""
+
+    p: float
+    seed: int
+
+
+class Variant(NamedTuple):
+    """What is known when a kernel is compiled; everything else is a run-time argument."""
+
+    dtype: np.dtype
+    out_dtype: np.dtype
+    softcap: bool
+    bias: bool
+    alibi: bool
+    mask: bool
+    dropout: bool
+
+
+class Problem(NamedTuple):
+    """One checked attention call. Nothing behind this value checks again.
+
+    Attributes
+    ----------
+    q : Operand
+        (batch, H, Nq, D), head-major whatever the caller's layout; strides say where the data lies.
+    k, v : Operand
+        (batch, Hkv, Nk, D) and (batch, Hkv, Nk, Dv). Query head h reads KV head ``h // (H // Hkv)``.
+    segments : ndarray of int64
+        (sequences, segments.COLUMNS); batch is 1 where sequences are packed.
+    band : Band
+    score : Score
+    mask : Operand or None
+        Boolean (sequences, H, q, k), True = visible, broadcast axes with stride 0, indexed within the sequence.
+    sinks : ndarray of float64 or None
+        (H,) extra logits of the denominator.
+    scale : float
+    dropout : Dropout or None
+    out_dtype : numpy.dtype
+    head_origin : int
+        Number of head 0 for dropout and mods.
+    deterministic : bool
+    precision : str
+    varlen : bool
+        True where sequences are packed into batch 0.
+    ndim : int
+        Dimensions of the caller's q, k and v (2, 3 or 4).
+    layout : str
+        The caller's layout.
+    """
+
+    q: Operand
+    k: Operand
+    v: Operand
+    segments: np.ndarray
+    band: Band
+    score: Score
+    mask: Operand | None
+    sinks: np.ndarray | None
+    scale: float
+    dropout: Dropout | None
+    out_dtype: np.dtype
+    head_origin: int
+    deterministic: bool
+    precision: str
+    varlen: bool
+    ndim: int
+    layout: str
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """Dtype of products, softmax and lse: float64 for float64 inputs, else float32."""
+        return float64 if self.q.dtype == float64 else float32
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q.shape[1] // max(1, self.k.shape[1])
+
+    @property
+    def variant(self) -> Variant:
+        """The compile-time part."""
+        score = self.score
+        return Variant(
+            self.q.dtype, self.out_dtype, score.softcap is not None, score.bias is not None,
+            score.alibi is not None, self.mask is not None, self.dropout is not None,
+        )
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output, head-major and 4-D."""
+        return self.q.shape[:3] + self.v.shape[3:]
+
+
+def make_problem(
+    q: Any, k: Any, v: Any, options: Options, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None
+) -> Problem:
+    """Check a call and describe it.
+
+    Raises
+    ------
+    TypeError
+        Wrong kind or dtype of an argument.
+    ValueError
+        Wrong shape or value of an argument.
+    NotImplementedError
+        A documented option that this version lacks.
+    """
+    _refuse_unfinished(options)
+    q, k, v = adopt("q", q), adopt("k", k), adopt("v", v)
+    _check_dtypes(q, k, v)
+    layout = _one_of("layout", options.layout, LAYOUTS)
+    precision = _one_of("precision", options.precision, PRECISIONS)
+    out_dtype = _out_dtype(options.out_dtype, q.dtype)
+    varlen = cu_seqlens_q is not None or cu_seqlens_k is not None
+    ndim = q.ndim
+    if varlen:
+        q, k, v = _packed(q, k, v, layout)
+    else:
+        q, k, v = (head_major(name, array, layout, ndim) for name, array in (("q", q), ("k", k), ("v", v)))
+    _check_shapes(q, k, v)
+    heads, head_dim = q.shape[1], q.shape[3]
+    band = make_band(_boolean("causal", options.causal), _window(options.window))
+    if varlen:
+        table, max_q, max_k = _packed_segments(q, k, cu_seqlens_q, cu_seqlens_k)
+    else:
+        table, max_q, max_k = None, q.shape[2], k.shape[2]
+    sequences = q.shape[0] if table is None else len(table)
+    slopes = _slopes(options.alibi_slopes, sequences, heads)
+    directed = not band.is_open or slopes is not None
+    table = _lengths_and_offset(table, options, sequences, max_q, max_k, directed)
+    dense = (sequences, heads, max_q, max_k)
+    bias = _broadcast("bias", options.bias, dense)
+    softcap = options.softcap
+    if softcap is not None and not _real("softcap", softcap) > 0:
+        raise ValueError(f"softcap must be positive, not {softcap!r}; None switches it off")
+    return Problem(
+        q=operand(q), k=operand(k), v=operand(v), segments=table, band=band,
+        score=Score(None if softcap is None else float(softcap), bias, slopes),
+        mask=_broadcast("mask", options.mask, dense),
+        sinks=_sinks(options.sinks, heads),
+        scale=_scale(options.scale, head_dim),
+        dropout=_dropout(options.dropout_p, options.seed),
+        out_dtype=out_dtype, head_origin=0, deterministic=_boolean("deterministic", options.deterministic),
+        precision=precision, varlen=varlen, ndim=ndim, layout=layout,
+    )
+
+
+def head_major(name: str, array: np.ndarray, layout: str, ndim: int) -> np.ndarray:
+    """A (batch, heads, rows, dim) view of an array in the caller's layout."""
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has {array.ndim} dimensions and q has {ndim}; q, k and v must have equally many")
+    if ndim == 4:
+        return array if layout == "BHND" else array.transpose(0, 2, 1, 3)
+    if ndim == 3:
+        return array[None] if layout == "BHND" else array.transpose(1, 0, 2)[None]
+    if ndim == 2:
+        return array[None, None]
+    raise ValueError(f"{name} must have 2, 3 or 4 dimensions, not {ndim} (shape {array.shape})")
+
+
+def caller_major(array: np.ndarray, layout: str, ndim: int, varlen: bool) -> np.ndarray:
+    """Undo :func:`head_major` (and the packing of varlen) on a 4-D view."""
+    if varlen:
+        return array[0].transpose(1, 0, 2)
+    if ndim == 4:
+        return array if layout == "BHND" else array.transpose(0, 2, 1, 3)
+    if ndim == 3:
+        return array[0] if layout == "BHND" else array[0].transpose(1, 0, 2)
+    return array[0, 0]
+
+
+def caller_lse(lse: np.ndarray, ndim: int, varlen: bool) -> np.ndarray:
+    """The caller's view of a (batch, H, Nq) array: (H, total_q) packed, (H, N) for 3-D, (N,) for 2-D."""
+    if varlen or ndim == 3:
+        return lse[0]
+    return lse if ndim == 4 else lse[0, 0]
+
+
+# ---------------------------------------------------------------------------------------------- single checks
+
+
+def _refuse_unfinished(options: Options) -> None:
+    for name in ("score_mod", "mask_mod", "score_mod_grad", "block_mask"):
+        if getattr(options, name) is not None:
+            raise NotImplementedError(f"{name} is not available in this version")
+    for name in ("q_descale", "k_descale", "v_descale"):
+        if getattr(options, name) is not None:
+            raise NotImplementedError(f"{name} belongs to float8 inputs, which are not available in this version")
+    if options.mod_args != () or options.mod_args_grad:
+        raise NotImplementedError("mod_args belong to score_mod and mask_mod, which are not available in this version")
+    if options.config is not None:
+        raise NotImplementedError("config is not available in this version")
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) != 0:
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a number, not {type(value).__qualname__}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {number}")
+    return number
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+
+
+def _check_dtypes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    if q.dtype in FLOAT8:
+        raise NotImplementedError(f"q is {q.dtype}; float8 inputs are not available in this version")
+    if q.dtype not in FLOATING:
+        raise TypeError(f"q must be float16, bfloat16, float32 or float64, not {q.dtype}")
+    for name, array in (("k", k), ("v", v)):
+        if array.dtype != q.dtype:
+            raise TypeError(f"{name} is {array.dtype} and q is {q.dtype}; q, k and v must have one dtype")
+
+
+def _out_dtype(out_dtype: Any, default: np.dtype) -> np.dtype:
+    if out_dtype is None:
+        return default
+    try:
+        dtype = np.dtype(out_dtype)
+    except TypeError:
+        dtype = None
+    if out_dtype == "bfloat16":
+        dtype = bfloat16
+    if dtype not in FLOATING:
+        raise TypeError(f"out_dtype must be float16, bfloat16, float32 or float64, not {out_dtype!r}")
+    return dtype
+
+
+def _packed(q: np.ndarray, k: np.ndarray, v: np.ndarray, layout: str) -> tuple[np.ndarray, ...]:
+    if layout != "BHND":
+        raise ValueError("layout must be left at its default for packed sequences, which are (total, H, D)")
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim != 3:
+            raise ValueError(f"{name} must be packed as (total, heads, dim), not of shape {array.shape}")
+    return tuple(array.transpose(1, 0, 2)[None] for array in (q, k, v))
+
+
+def _check_shapes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]}; they must be equal")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ValueError(
+            f"k has {k.shape[1]} heads of {k.shape[2]} keys and v has {v.shape[1]} of {v.shape[2]}; they must agree"
+        )
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q has head_dim {q.shape[3]} and k has {k.shape[3]}; they must be equal")
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if (heads % kv_heads if kv_heads else heads) != 0:
+        raise ValueError(f"q has {heads} heads and k has {kv_heads}; the first must be a multiple of the second")
+
+
+def _window(window: Any) -> tuple[int | None, int | None] | None:
+    if window is None:
+        return None
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window must be a pair (left, right) of integers or None, not {window!r}") from None
+    sides = []
+    for side, value in (("left", left), ("right", right)):
+        if value is not None:
+            value = _integer(f"window's {side} side", value)
+            if value < 0:
+                raise ValueError(f"window's {side} side must be 0 or more, not {value}; None leaves a side open")
+        sides.append(value)
+    return tuple(sides)
+
+
+def _scale(scale: Any, head_dim: int) -> float:
+    if scale is not None:
+        return _real("scale", scale)
+    return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+
+
+def _dropout(p: Any, seed: Any) -> Dropout | None:
+    p = _real("dropout_p", p)
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), not {p}")
+    if seed is not None:
+        seed = _integer("seed", seed)
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be in [0, 2**64), not {seed}")
+    if p == 0.0:
+        return None
+    if seed is None:
+        raise ValueError("dropout_p > 0 needs a seed: the pattern is a pure function of it, never hidden state")
+    return Dropout(p, seed)
+
+
+def _sinks(sinks: Any, heads: int) -> np.ndarray | None:
+    if sinks is None:
+        return None
+    sinks = adopt("sinks", sinks)
+    if sinks.dtype not in FLOATING:
+        raise TypeError(f"sinks must be floating, not {sinks.dtype}")
+    if sinks.shape != (heads,):
+        raise ValueError(f"sinks must have shape ({heads},), one logit per query head, not {sinks.shape}")
+    return sinks.astype(np.float64)
+
+
+def _slopes(slopes: Any, sequences: int, heads: int) -> Operand | None:
+    if slopes is None:
+        return None
+    array = np.asarray(slopes)
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATING:
+        raise TypeError(f"alibi_slopes must be numbers, not {array.dtype}")
+    if array.shape not in ((heads,), (sequences, heads)):
+        raise ValueError(
+            f"alibi_slopes must have shape ({heads},) or ({sequences}, {heads}), not {array.shape}"
+        )
+    return operand(np.broadcast_to(array.astype(np.float64), (sequences, heads)))
+
+
+def _broadcast(name: str, array: Any, shape: tuple[int, ...]) -> Operand | None:
+    if array is None:
+        return None
+    if name == "mask" and not isinstance(array, np.ndarray):
+        raise TypeError(f"mask must be a boolean NumPy array, not {type(array).__qualname__}")
+    array = adopt(name, array)
+    if name == "mask" and array.dtype != np.bool_:
+        raise TypeError(f"mask must be boolean, True = visible, not {array.dtype}; numbers to add go into bias=")
+    if name == "bias" and array.dtype not in FLOATING:
+        raise TypeError(f"bias must be floating, not {array.dtype}; a boolean array goes into mask=")
+    try:
+        if array.ndim > 4:
+            raise ValueError
+        view = np.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{name} of shape {array.shape} does not broadcast to (B, H, Nq, Nk) = {shape}") from None
+    return operand(view)
+
+
+def _integers(name: str, values: Any, count: int, *, lo: int | None = None, hi: Any = None) -> np.ndarray:
+    """A checked int64 vector of ``count`` values (a scalar is repeated)."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == np.float64):
+        raise TypeError(f"{name} must be integers, not {array.dtype}")
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
+        raise ValueError(f"{name} must be an integer or {count} integers, one per sequence, not of shape {array.shape}")
+    array = np.broadcast_to(array.astype(np.int64), (count,))
+    if lo is not None and count:
+        hi = np.broadcast_to(np.asarray(hi, np.int64), (count,))
+        bad = np.flatnonzero((array < lo) | (array > hi))
+        if len(bad):
+            at = bad[0]
+            raise ValueError(f"{name}[{at}] is {array[at]}; it must be in [{lo}, {hi[at]}]")
+    return array
+
+
+def _packed_segments(q: np.ndarray, k: np.ndarray, cu_q: Any, cu_k: Any) -> tuple[np.ndarray, int, int]:
+    starts = []
+    for name, cu, total in (("cu_seqlens_q", cu_q, q.shape[2]), ("cu_seqlens_k", cu_k, k.shape[2])):
+        if cu is None:
+            raise TypeError(f"{name} is missing: packed sequences need cu_seqlens_q and cu_seqlens_k")
+        cu = np.asarray(cu)
+        if cu.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+            raise TypeError(f"{name} must be int32 or int64, not {cu.dtype}")
+        if cu.ndim != 1 or len(cu) < 1:
+            raise ValueError(f"{name} must be a vector of sequences + 1 offsets, not of shape {cu.shape}")
+        cu = cu.astype(np.int64)
+        if cu[0] != 0 or (np.diff(cu) < 0).any() or cu[-1] > total:
+            raise ValueError(f"{name} must start at 0, never decrease and end at or below {total}, not {cu.tolist()}")
+        starts.append(cu)
+    cu_q, cu_k = starts
+    if len(cu_q) != len(cu_k):
+        raise ValueError(f"cu_seqlens_q has {len(cu_q)} offsets and cu_seqlens_k {len(cu_k)}; they must be equally many")
+    table = seg.empty_segments(len(cu_q) - 1)
+    table[:, seg.Q_START], table[:, seg.Q_LENGTH] = cu_q[:-1], np.diff(cu_q)
+    table[:, seg.K_START], table[:, seg.K_LENGTH] = cu_k[:-1], np.diff(cu_k)
+    longest = table.max(axis=0, initial=0)
+    return table, int(longest[seg.Q_LENGTH]), int(longest[seg.K_LENGTH])
+
+
+def _lengths_and_offset(
+    table: np.ndarray | None, options: Options, sequences: int, max_q: int, max_k: int, directed: bool
+) -> np.ndarray:
+    """Shorten the segments to the given lengths and place the queries on the key axis."""
+    q_lengths, kv_lengths, q_offset = options.q_lengths, options.kv_lengths, options.q_offset
+    if table is None and q_lengths is None and kv_lengths is None and (q_offset is None or np.ndim(q_offset) == 0):
+        offset = max_k - max_q if q_offset is None else _integer("q_offset", q_offset)
+        return seg.dense_segments(sequences, max_q, max_k, _sane_offset(offset))
+    table = seg.dense_segments(sequences, max_q, max_k, 0).copy() if table is None else table
+    if kv_lengths is not None:
+        lengths = _integers("kv_lengths", kv_lengths, sequences, lo=0, hi=table[:, seg.K_LENGTH])
+        short = np.flatnonzero(lengths < table[:, seg.Q_LENGTH])
+        if directed and q_lengths is None and q_offset is None and len(short):
+            raise ValueError(
+                f"kv_lengths[{short[0]}] is {lengths[short[0]]}, fewer than its {table[short[0], seg.Q_LENGTH]} queries, "
+                "so where the queries stand for causal, window or ALiBi is ambiguous: pass q_lengths for padded "
+                "self-attention, or q_offset"
+            )
+        table[:, seg.K_LENGTH] = lengths
+    if q_lengths is not None:
+        table[:, seg.Q_LENGTH] = _integers("q_lengths", q_lengths, sequences, lo=0, hi=table[:, seg.Q_LENGTH])
+    if q_offset is None:
+        table[:, seg.Q_OFFSET] = table[:, seg.K_LENGTH] - table[:, seg.Q_LENGTH]
+    else:
+        for value in (offsets := _integers("q_offset", q_offset, sequences)):
+            _sane_offset(int(value))
+        table[:, seg.Q_OFFSET] = offsets
+    return table
+
+
+def _sane_offset(offset: int) -> int:
+    if abs(offset) >= 1 << 40:
+        raise ValueError(f"q_offset must be below 2**40 in size, not {offset}")
+    return offset
