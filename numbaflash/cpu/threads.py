@@ -10,10 +10,8 @@ job writes must depend on its number alone, and then results are equal to the la
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -27,7 +25,6 @@ _WORTH_A_THREAD_NS = 20_000
 # Above any job number: a counter set to this value ends every kernel at its next job.
 _NO_MORE_JOBS = 1 << 62
 _CALLER, _WORKER = "caller", "worker"
-_EXIT_WAIT_S = 5.0
 
 
 class _Ticket:
@@ -95,7 +92,6 @@ class _Pool:
     def __init__(self) -> None:
         self.inbox: deque[_Ticket] = deque()
         self.asleep: deque[threading.Lock] = deque()
-        self.calls: set[_Call] = set()
         self.size = 0
         self.growing = threading.Lock()
 
@@ -271,17 +267,14 @@ def run(
     if threads <= 1:
         kernel(np.zeros(1, np.int64), *arguments)
         return
-    pool = _pool
     call = _Call(kernel, arguments, threads - 1, keep)
-    pool.calls.add(call)
     try:
-        pool.post(call.tickets)
+        _pool.post(call.tickets)
         call.work()
     except BaseException as error:
         call.stop(error)
     finally:
         call.wait()
-        pool.calls.discard(call)
         error = call.error
         call.forget()
     if error is not None:
@@ -296,16 +289,6 @@ def _forget_threads_of_the_parent() -> None:
     _pool = _Pool()
 
 
-def _leave_no_kernel_running() -> None:
-    """Stop calls of other daemon threads before the interpreter takes the compiled code away."""
-    stopped = RuntimeError("the interpreter exits: the call was given up")
-    deadline = time.monotonic() + _EXIT_WAIT_S
-    while (calls := list(_pool.calls)) and time.monotonic() < deadline:
-        for call in calls:
-            call.stop(stopped)
-        time.sleep(0.001)
-
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads_of_the_parent)
-atexit.register(_leave_no_kernel_running)
