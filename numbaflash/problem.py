@@ -156,7 +156,10 @@ def make_problem(
         raise ValueError(f"softcap must be positive, not {softcap!r}; None switches it off")
     return Problem(
         q=operand(q), k=operand(k), v=operand(v), segments=table, band=band,
-        score=Score(None if softcap is None else float(softcap), bias, slopes),
+        score=Score(
+            None if softcap is None else float(softcap), bias,
+            None if bias is None else (1,) * (4 - np.ndim(options.bias)) + np.shape(options.bias), slopes,
+        ),
         mask=_broadcast("mask", options.mask, dense),
         sinks=_sinks(options.sinks, heads),
         scale=_scale(options.scale, head_dim),

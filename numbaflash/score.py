@@ -37,12 +37,15 @@ class Score(NamedTuple):
         The cap c of ``c * tanh(s / c)``.
     bias : Operand or None
         Added after the cap: (sequences, H, q, k), broadcast axes with stride 0.
+    bias_shape : tuple of int or None
+        The bias' own shape, padded to four axes: 1 where it was broadcast and its gradient is summed.
     alibi : Operand or None
         Slopes as float64 (sequences, H); the sequence axis may have stride 0.
     """
 
     softcap: float | None = None
     bias: Operand | None = None
+    bias_shape: tuple[int, ...] | None = None
     alibi: Operand | None = None
 
     @property
