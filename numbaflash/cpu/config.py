@@ -1,0 +1,84 @@
+"""The machine as the kernels see it: vector width, registers, caches, cores; and the tile sizes that follow."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from llvmlite import binding
+from numba.core import config as numba_config
+
+from .compile import Static
+
+VECTOR_BITS = (128, 256, 512)
+
+
+class Machine(NamedTuple):
+    """What tile sizes depend on.
+
+    Attributes
+    ----------
+    vector_bits : int
+        Width of the vectors that kernels are written in.
+    registers : int
+        Vector registers of that width.
+    l1, l2 : int
+        Bytes of data cache per core.
+    """
+
+    vector_bits: int
+    registers: int
+    l1: int
+    l2: int
+
+
+@cache
+def machine() -> Machine:
+    """The machine that Numba compiles for. ``NUMBAFLASH_VECTOR_BITS`` (128, 256, 512) overrides the width."""
+    features = _features()
+    bits = 512 if "avx512f" in features else 256 if "avx2" in features else 128
+    text = os.environ.get("NUMBAFLASH_VECTOR_BITS", "").strip()
+    if text:
+        if text not in map(str, VECTOR_BITS):
+            raise ValueError(f"NUMBAFLASH_VECTOR_BITS must be one of {VECTOR_BITS}, not {text!r}")
+        bits = int(text)
+    # A narrower width than the machine's is a stand-in for the machine that has no more: use its register count.
+    many = bits == 512 or ("neon" in features and bits == 128)
+    return Machine(bits, 32 if many else 16, _cache_bytes(1, 32 << 10), _cache_bytes(2, 512 << 10))
+
+
+def _features() -> set[str]:
+    if numba_config.CPU_FEATURES is not None:
+        return {flag[1:] for flag in numba_config.CPU_FEATURES.split(",") if flag.startswith("+")}
+    return {name for name, present in binding.get_host_cpu_features().items() if present}
+
+
+def _cache_bytes(level: int, default: int) -> int:
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            if (index / "level").read_text().strip() != str(level):
+                continue
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            size = (index / "size").read_text().strip()
+            return int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return default
+
+
+def vector_static(bits: int) -> dict[str, int]:
+    """The constants every kernel on floats of ``bits`` bits shares.
+
+    ``lanes`` numbers make a vector and ``vectors`` vectors a panel; a microkernel holds ``rows`` x ``vectors``
+    accumulators, which leaves registers for one row of B and one broadcast number of A.
+    """
+    m = machine()
+    lanes = m.vector_bits // bits
+    vectors = 3
+    rows = 8 if m.registers >= 32 else 4
+    return {"bits": bits, "size": bits // 8, "lanes": lanes, "vectors": vectors, "rows": rows,
+            "panel": vectors * lanes}
+
+
+__all__ = ["VECTOR_BITS", "Machine", "Static", "machine", "vector_static"]
