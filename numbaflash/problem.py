@@ -182,17 +182,6 @@ def head_major(name: str, array: np.ndarray, layout: str, ndim: int) -> np.ndarr
     raise ValueError(f"{name} must have 2, 3 or 4 dimensions, not {ndim} (shape {array.shape})")
 
 
-def caller_major(array: np.ndarray, layout: str, ndim: int, varlen: bool) -> np.ndarray:
-    """Undo :func:`head_major` (and the packing of varlen) on a 4-D view."""
-    if varlen:
-        return array[0].transpose(1, 0, 2)
-    if ndim == 4:
-        return array if layout == "BHND" else array.transpose(0, 2, 1, 3)
-    if ndim == 3:
-        return array[0] if layout == "BHND" else array[0].transpose(1, 0, 2)
-    return array[0, 0]
-
-
 def caller_lse(lse: np.ndarray, ndim: int, varlen: bool) -> np.ndarray:
     """The caller's view of a (batch, H, Nq) array: (H, total_q) packed, (H, N) for 3-D, (N,) for 2-D."""
     if varlen or ndim == 3:

@@ -1,0 +1,435 @@
+"""The public calls: thin, each one Options -> Problem -> backend."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import backend as backends
+from . import segments as seg
+from .arrays import adopt
+from .options import Gradients, Options
+from .problem import Problem, caller_lse, head_major, make_problem
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    q_offset: int | Sequence[int] | np.ndarray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    q_lengths: Any = None,
+    kv_lengths: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    score_mod: Callable | None = None,
+    mask_mod: Callable | None = None,
+    mod_args: tuple = (),
+    score_mod_grad: Callable | None = None,
+    mod_args_grad: bool = False,
+    block_mask: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    layout: str = "BHND",
+    return_lse: bool = False,
+    out: Any = None,
+    out_dtype: Any = None,
+    precision: str = "ieee",
+    deterministic: bool = False,
+    validate: bool = False,
+    backend: str = "auto",
+    config: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Exact attention, ``softmax(scale * q @ k.T) @ v``, without the N x N matrix in memory.
+
+    Parameters
+    ----------
+    q : ndarray, shape (B, H, Nq, D)
+        Queries: float16, bfloat16 (ml_dtypes), float32 or float64, with any strides. (N, D) and (H, N, D) work
+        too, for q, k and v together, and come back as such.
+    k, v : ndarray, shapes (B, Hkv, Nk, D) and (B, Hkv, Nk, Dv)
+        Keys and values, of q's dtype. H must be a multiple of Hkv; query head h reads KV head
+        ``h // (H // Hkv)`` (grouped-query attention). Dv may differ from D.
+    causal : bool
+        Query i sees keys ``j <= i + q_offset``.
+    window : (left, right), optional
+        Query i sees keys ``i + q_offset - left <= j <= i + q_offset + right``; None leaves a side open.
+    q_offset : int or (B,) ints, optional
+        Where query 0 stands on the key axis, for causal, window and ALiBi. None is ``k_length - q_length``: the
+        last query stands at the last key, as FlashAttention and every KV cache have it. 0 is the top-left corner,
+        as torch's SDPA, JAX and ONNX have it. The two agree where there are as many queries as keys.
+    scale : float, optional
+        Factor of the scores; None is ``1 / sqrt(D)``.
+    softcap : float, optional
+        Scores s become ``softcap * tanh(s / softcap)``.
+    bias : floating ndarray, optional
+        Added to the scaled and capped scores; broadcasts like NumPy against (B, H, Nq, Nk). -inf hides a pair.
+    mask : boolean ndarray, optional
+        True = visible; broadcasts like bias.
+    alibi_slopes : (H,) or (B, H) numbers, optional
+        ALiBi: ``-slope * abs(i + q_offset - j)`` is added to the scores.
+    sinks : (H,) floating ndarray, optional
+        Attention sinks: one more logit per head in the denominator, without a value.
+    q_lengths, kv_lengths : (B,) ints, optional
+        Padded batches: only the first queries and keys of each sequence exist. The rest is never read; out is 0
+        and lse -inf in the missing rows.
+    dropout_p : float
+        Probability of dropping a pair after the softmax, 0 <= p < 1; kept pairs are scaled by ``1 / (1 - p)``.
+    seed : int, optional
+        Needed by dropout: the pattern is a pure function of (seed, sequence, head, i, j).
+    score_mod, mask_mod, mod_args, score_mod_grad, mod_args_grad, block_mask, q_descale, k_descale, v_descale, config
+        Not available in this version.
+    layout : {"BHND", "BNHD"}
+        "BNHD" swaps the head and the row axis of q, k, v and out. mask, bias, sinks and lse stay head-major.
+    return_lse : bool
+        Also return the natural logarithm of the softmax denominators, (B, H, Nq).
+    out : ndarray, optional
+        Written and returned instead of a new array; exact shape and dtype, no overlap with an input.
+    out_dtype : dtype, optional
+        float16, bfloat16, float32 or float64; q's dtype by default. Rounded once, from the accumulator.
+    precision : {"ieee", "tf32", "tf32x3"}
+        Whether tensor cores may be used for float32 products; no effect on a CPU.
+    deterministic : bool
+        Bit-equal gradients from run to run; the CPU backend always gives them.
+    validate : bool
+        Check values that lie on a device; host values are always checked.
+    backend : {"auto", "cpu", "cuda", "emulator"}
+        "auto" takes what is there; a named backend never falls back.
+    stream : optional
+        For device arrays only.
+
+    Returns
+    -------
+    out : ndarray, shape (B, H, Nq, Dv)
+        C-contiguous in the layout asked for. A query that sees no key gives 0, never NaN.
+    lse : ndarray, shape (B, H, Nq)
+        Only with ``return_lse``: float32, or float64 for float64 inputs; -inf where no key is seen.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before any work, naming the argument.
+    NotImplementedError
+        For a documented option that this version or the named backend lacks.
+
+    Examples
+    --------
+    >>> import numpy as np, numbaflash
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 8, 300, 64), dtype=np.float32)
+    >>> out = numbaflash.attention(q, k, v, causal=True)
+    >>> out.shape
+    (1, 8, 300, 64)
+
+    Notes
+    -----
+    FlashAttention-2 (Dao, 2023): tiles, online softmax; scores are accumulated in float32, or in float64 for
+    float64 inputs.
+    """
+    arguments = dict(locals())
+    for name in ("q", "k", "v", "return_lse", "out", "stream"):
+        del arguments[name]
+    return _forward(q, k, v, Options(**arguments), None, None, return_lse, out, stream)
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    return_lse: bool = False,
+    out: Any = None,
+    stream: Any = None,
+    **options: Any,
+) -> Any:
+    """Attention over packed sequences of different lengths, without padding.
+
+    Parameters
+    ----------
+    q : ndarray, shape (total_q, H, D)
+        The queries of all sequences, one after the other.
+    k, v : ndarray, shapes (total_k, Hkv, D) and (total_k, Hkv, Dv)
+    cu_seqlens_q, cu_seqlens_k : (S + 1,) int32 or int64
+        Sequence s owns the rows ``cu_seqlens[s] : cu_seqlens[s + 1]``. They start at 0 and never decrease; rows
+        past the last are never read, and give out 0 and lse -inf.
+    return_lse, out, stream, **options
+        As for :func:`attention`, except that per-sequence options (q_offset, lengths, slopes) have length S, and
+        mask and bias broadcast to (S, H, max_q, max_k), indexed within each sequence. ``layout`` must be left alone.
+
+    Returns
+    -------
+    out : ndarray, shape (total_q, H, Dv)
+    lse : ndarray, shape (H, total_q)
+        Only with ``return_lse``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, numbaflash
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 70, 4, 32), dtype=np.float32)
+    >>> offsets = np.array([0, 50, 70])
+    >>> numbaflash.attention_varlen(q, k, v, offsets, offsets, causal=True).shape
+    (70, 4, 32)
+    """
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if cu is None:
+            raise TypeError(f"{name} must be a vector of sequences + 1 offsets, not None")
+    return _forward(q, k, v, _options(options), cu_seqlens_q, cu_seqlens_k, return_lse, out, stream)
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    stream: Any = None,
+    **options: Any,
+) -> Gradients:
+    """Gradients of :func:`attention` by recomputation, in memory linear in the sequence length.
+
+    Parameters
+    ----------
+    dout : ndarray
+        Gradient of out: its shape and dtype.
+    q, k, v : ndarray
+        Inputs of the forward call.
+    out, lse : ndarray
+        Results of the forward call with identical options, sinks and seed included.
+    dlse : ndarray, optional
+        Gradient of lse: its shape and dtype.
+    cu_seqlens_q, cu_seqlens_k : optional
+        For packed sequences, as in :func:`attention_varlen`.
+    stream : optional
+        For device arrays only.
+    **options
+        The options of the forward call.
+
+    Returns
+    -------
+    Gradients
+        ``dq, dk, dv = gradients``; ``gradients.dbias`` and ``gradients.dsinks`` whenever bias or sinks were given.
+        Each has the shape and dtype of its input; dk and dv are summed over the query heads of a group.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, numbaflash
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 2, 100, 32))
+    >>> out, lse = numbaflash.attention(q, k, v, return_lse=True)
+    >>> dq, dk, dv = numbaflash.attention_backward(dout, q, k, v, out, lse)
+    >>> dk.shape
+    (1, 2, 100, 32)
+
+    Notes
+    -----
+    FlashAttention-2 (Dao, 2023), algorithm 2, with ``delta = rowsum(dout * out) - dlse``.
+    """
+    options = _options(options)
+    problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
+    _refuse_stream(stream)
+    return _backward(problem, options, dout, out, lse, dlse)
+
+
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    return_lse: bool = False,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    stream: Any = None,
+    **options: Any,
+) -> tuple[Any, Callable[..., Gradients]]:
+    """Attention and a function that pulls a gradient of its output back to its inputs.
+
+    Parameters
+    ----------
+    q, k, v : ndarray
+        As for :func:`attention`.
+    return_lse : bool
+        Return ``(out, lse), vjp``; then ``vjp(dout, dlse)`` takes the gradient of lse as well.
+    cu_seqlens_q, cu_seqlens_k : optional
+        For packed sequences, as in :func:`attention_varlen`.
+    stream : optional
+        For device arrays only.
+    **options
+        As for :func:`attention`.
+
+    Returns
+    -------
+    out : ndarray, or (out, lse)
+    vjp : callable
+        ``vjp(dout)`` or ``vjp(dout, dlse)`` gives :class:`Gradients`. It keeps q, k, v, out and lse alive and may
+        be called any number of times.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, numbaflash
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 100, 32))
+    >>> out, vjp = numbaflash.attention_vjp(q, k, v, causal=True)
+    >>> dq, dk, dv = vjp(2 * out)      # of the loss (out ** 2).sum()
+    """
+    options = _options(options)
+    problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
+    _refuse_stream(stream)
+    out, lse = _run(problem, options, None)
+
+    def vjp(dout: Any, dlse: Any = None) -> Gradients:
+        if dlse is not None and not return_lse:
+            raise TypeError("dlse is the gradient of lse: ask for lse with return_lse=True")
+        return _backward(problem, options, dout, out, lse, dlse)
+
+    return ((out, lse) if return_lse else out), vjp
+
+
+def _options(options: dict[str, Any]) -> Options:
+    unknown = [name for name in options if name not in Options.__dataclass_fields__]
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}; options are {', '.join(Options.__dataclass_fields__)}")
+    return Options(**options)
+
+
+def _refuse_stream(stream: Any) -> None:
+    if stream is not None:
+        raise ValueError("stream is for device arrays; these arrays are in host memory")
+
+
+def _forward(
+    q: Any, k: Any, v: Any, options: Options, cu_q: Any, cu_k: Any, return_lse: bool, out: Any, stream: Any
+) -> Any:
+    problem = make_problem(q, k, v, options, cu_q, cu_k)
+    _refuse_stream(stream)
+    out, lse = _run(problem, options, out)
+    return (out, lse) if return_lse else out
+
+
+def _run(problem: Problem, options: Options, out: Any) -> tuple[np.ndarray, np.ndarray]:
+    module = backends.choose(options.backend, problem)
+    if out is None:
+        out = np.empty(_caller_shape(problem, problem.out_shape), problem.out_dtype)
+    else:
+        _check_out(problem, options, out)
+    out_rows = _rows("out", out, problem)
+    lse = np.empty(problem.out_shape[:3], problem.compute_dtype)
+    for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem)):
+        out_rows[batch, :, start:stop] = 0
+        lse[batch, :, start:stop] = -np.inf
+    if lse.size:
+        module.forward(problem, out_rows, lse)
+    return out, caller_lse(lse, problem.ndim, problem.varlen)
+
+
+def _backward(problem: Problem, options: Options, dout: Any, out: Any, lse: Any, dlse: Any) -> Gradients:
+    module = backends.choose(options.backend, problem)
+    rows = {}
+    for name, array in (("dout", dout), ("out", out)):
+        array = adopt(name, array)
+        _check_exact(name, array, _caller_shape(problem, problem.out_shape), problem.out_dtype)
+        rows[name] = _rows(name, array, problem)
+    lse_shape = caller_lse(np.broadcast_to(0, problem.out_shape[:3]), problem.ndim, problem.varlen).shape
+    for name, array in (("lse", lse), ("dlse", dlse)):
+        if array is None and name == "dlse":
+            rows[name] = None
+            continue
+        array = adopt(name, array)
+        _check_exact(name, array, lse_shape, problem.compute_dtype)
+        rows[name] = array[(None,) * (3 - array.ndim)]
+    gradients = {}
+    for name, operand, keys in (("dq", problem.q, False), ("dk", problem.k, True), ("dv", problem.v, True)):
+        gradients[name] = np.empty(_caller_shape(problem, operand.shape), operand.dtype)
+        rows[name] = _rows(name, gradients[name], problem)
+        for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem, keys), keys=keys):
+            rows[name][batch, :, start:stop] = 0
+    dbias, dsinks = module.backward(
+        problem, rows["dout"], rows["out"], rows["lse"], rows["dlse"], rows["dq"], rows["dk"], rows["dv"]
+    )
+    if dbias is not None:
+        dbias = dbias.astype(options.bias.dtype).reshape(options.bias.shape)
+    if dsinks is not None:
+        dsinks = dsinks.astype(options.sinks.dtype)
+    return Gradients(**gradients, dbias=dbias, dsinks=dsinks)
+
+
+def _extent(problem: Problem, keys: bool = False) -> tuple[int, int]:
+    shape = problem.k.shape if keys else problem.q.shape
+    return shape[0], shape[2]
+
+
+def _caller_shape(problem: Problem, shape: tuple[int, ...]) -> tuple[int, ...]:
+    batch, heads, rows, dim = shape
+    if problem.varlen:
+        return rows, heads, dim
+    if problem.ndim == 2:
+        return rows, dim
+    inner = (heads, rows, dim) if problem.layout == "BHND" else (rows, heads, dim)
+    return inner if problem.ndim == 3 else (batch, *inner)
+
+
+def _rows(name: str, array: np.ndarray, problem: Problem) -> np.ndarray:
+    """Head-major 4-D view of an array in the caller's layout."""
+    if problem.varlen:
+        return array.transpose(1, 0, 2)[None]
+    return head_major(name, array, problem.layout, problem.ndim)
+
+
+def _check_exact(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; it must be {shape}")
+    if array.dtype != dtype:
+        raise TypeError(f"{name} is {array.dtype}; it must be {dtype}")
+
+
+def _check_out(problem: Problem, options: Options, out: Any) -> None:
+    if type(out) is not np.ndarray:
+        raise TypeError(f"out must be a NumPy array, not {type(out).__qualname__}")
+    _check_exact("out", out, _caller_shape(problem, problem.out_shape), problem.out_dtype)
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
+        raise ValueError("out overlaps itself: it has a broadcast axis")
+    inputs = {"q": problem.q.array, "k": problem.k.array, "v": problem.v.array}
+    inputs |= {name: getattr(options, name) for name in ("bias", "mask", "sinks", "alibi_slopes")}
+    for name, array in inputs.items():
+        if isinstance(array, np.ndarray) and _overlap(out, array):
+            raise ValueError(f"out overlaps {name} in memory; results must not overwrite inputs")
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=1_000_000)
+    except np.exceptions.TooHardError:
+        return True
