@@ -1,7 +1,7 @@
 """Every PTX instruction our CUDA kernels use, as functions that a kernel calls.
 
-This is the only file with inline assembly: nothing else in the package knows a mnemonic.  An instruction is
-one row::
+This is the only file with inline assembly: nothing else in the package knows a mnemonic.  An instruction
+is one row::
 
     ldmatrix_x4 = op(LDMATRIX, "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {d}, [{address}];",
                      WARP, arch="sm_75", d=Written("r", 4), address=SHARED)
@@ -15,271 +15,42 @@ no tuples of registers::
     ptx.mma_m16n8k16_bf16(acc, j, a, 0, b, j)       # acc[4j:4j+4] += a[0:4] @ b[2j:2j+2]
 
 Integers are signed (`int32`, shared addresses too; `int64` for global addresses): Numba makes
-uint32 + uint32 a uint64 and uint64 + int64 a float64, while signed arithmetic stays integer and is
-truncated at the call.  A uint64 pointer parameter is taken through ``int64(pointer)`` once.  Only bit patterns
-(packed 16-bit pairs) are `uint32`.
+uint32 + uint32 a uint64 and uint64 + int64 a float64, while signed arithmetic stays integer and is truncated
+at the call.  A uint64 pointer parameter is taken through ``int64(pointer)`` once.  Only bit patterns (packed
+16-bit pairs) are `uint32`.
 
-Everything inlines, and compiles without a GPU.  `INSTRUCTIONS` maps names to rows, for tests.  The names
-of sections are those of NVIDIA's "Parallel Thread Execution ISA" (its numbers change from version to version).
+Everything inlines, and compiles without a GPU.  `INSTRUCTIONS` maps names to rows, for tests.  The sections
+named are those of NVIDIA's "Parallel Thread Execution ISA", by title: its numbers change with the version.
 """
-import inspect
-from typing import NamedTuple
-
 from llvmlite import ir
 from numba import cuda, types
-from numba.core.errors import TypingError
 from numba.core.typing import signature
 from numba.cuda.extending import intrinsic
 
-# --- operands -------------------------------------------------------------------------------------------------
+from numbaflash.cuda.assembly import (
+    B16, B32, F32, F64, GLOBAL, IMMEDIATE, MEMORY, PLACED, PREDICATE, PTX_TYPE, PURE, S32, SHARED, WARP,
+    WARP_PURE, Instruction, Read, Updated, Written, name_rows, op,
+)
 
-
-class Scalar(NamedTuple):
-    """One register: its Numba type and LLVM's letter for the register class."""
-
-    type: types.Type
-    letter: str
-
-
-class Immediate(NamedTuple):
-    """An integer that is part of the instruction; the kernel must pass a constant."""
-
-
-class Predicate(NamedTuple):
-    """A truth value: a bool in the kernel, 0 or 1 in a 32-bit register in the text."""
-
-
-class Written(NamedTuple):
-    """A fragment that the instruction writes."""
-
-    letter: str
-    size: int
-
-
-class Read(NamedTuple):
-    """A fragment that the instruction reads."""
-
-    letter: str
-    size: int
-
-
-class Updated(NamedTuple):
-    """A fragment that is read and written: {name} is the destination, {name_in} the source."""
-
-    letter: str
-    size: int
-
-
-B16 = Scalar(types.uint16, "h")
-B32 = Scalar(types.uint32, "r")
-S32 = Scalar(types.int32, "r")
-S64 = Scalar(types.int64, "l")
-F32 = Scalar(types.float32, "f")
-F64 = Scalar(types.float64, "d")
-SHARED = S32            # address in the shared window
-GLOBAL = S64            # address in global memory
-PREDICATE = Predicate()
-IMMEDIATE = Immediate()
-
-FRAGMENTS = (Written, Read, Updated)
-OUTPUTS = (Written, Updated)
-LLVM = {"h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "d": ir.DoubleType()}
-INT64 = ir.IntType(64)
-
-
-class Effect(NamedTuple):
-    """What LLVM may do with an instruction."""
-
-    volatile: bool          # stays where it is written, and is never dropped
-    memory: bool            # no load or store moves across it
-    convergent: bool        # never moved into or out of a branch: other threads take part
-
-
-PURE = Effect(False, False, False)
-PLACED = Effect(True, False, False)
-MEMORY = Effect(True, True, False)
-WARP = Effect(True, True, True)
-WARP_PURE = Effect(False, False, True)
-
-
-class Instruction(NamedTuple):
-    """One row: the text, its operands by name, the result if there is one, and where it is allowed."""
-
-    section: str
-    text: str
-    effect: Effect
-    arch: str
-    result: "Scalar | Predicate | None"
-    operands: dict
-
-    def signature_text(self, name: str) -> str:
-        arguments = []
-        for operand, kind in self.operands.items():
-            arguments += [operand, f"{operand}_index"] if isinstance(kind, FRAGMENTS) else [operand]
-        return f"{name}({', '.join(arguments)})"
-
-
-# --- from a row to a Numba intrinsic ----------------------------------------------------------------------------
-
-_ROWS: dict = {}            # intrinsic -> Instruction
-
-
-def op(section, text, effect=MEMORY, result=None, arch="sm_75", doc="", **operands):
-    """Make one instruction callable from kernels.
-
-    Parameters
-    ----------
-    section : str
-        Title of the section of the PTX ISA that defines the instruction.
-    text : str
-        PTX; ``{name}`` is an operand, ``{d}`` the result.
-    effect : Effect
-        `PURE`, `PLACED`, `MEMORY`, `WARP` or `WARP_PURE`.
-    result : Scalar or Predicate, optional
-        What the call returns.
-    arch : str
-        The first architecture that has the instruction.
-    doc : str
-        What a reader of the call must know beyond the text.
-    **operands
-        Kind of each operand, in the order of the arguments.
-
-    Returns
-    -------
-    intrinsic
-    """
-    row = Instruction(section, text, effect, arch, result, operands)
-
-    def typing_function(context, *arguments):
-        formal = []
-        remaining = iter(arguments)
-        for name, kind in operands.items():
-            actual = next(remaining)
-            if isinstance(kind, FRAGMENTS):
-                if not isinstance(actual, types.Array):
-                    raise TypingError(f"{name} must be a cuda.local.array, got {actual}")
-                formal += [actual, next(remaining)]
-            elif isinstance(kind, Immediate):
-                if not isinstance(actual, types.IntegerLiteral):        # Numba tries without literals first
-                    raise TypingError(f"{name} must be a constant integer, got a run-time {actual}")
-                formal.append(actual)
-            else:
-                formal.append(types.boolean if isinstance(kind, Predicate) else kind.type)
-        returned = types.void if result is None else types.boolean if result is PREDICATE else result.type
-
-        def codegen(context, builder, sig, values):
-            return _emit(row, context, builder, sig, values)
-
-        return signature(returned, *formal), codegen
-
-    # Numba reads the arity off the signature; *arguments alone would be packed into a tuple.
-    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for name, kind in operands.items():
-        for part in (name, f"{name}_index")[:2 if isinstance(kind, FRAGMENTS) else 1]:
-            parameters.append(inspect.Parameter(part, inspect.Parameter.POSITIONAL_OR_KEYWORD))
-    typing_function.__signature__ = inspect.Signature(parameters)
-    typing_function.__doc__ = f"``{text}``\n\nPTX ISA: {section}. From {arch}. {doc}".rstrip()
-    function = intrinsic(typing_function)
-    _ROWS[function] = row
-    return function
-
-
-def _emit(row, context, builder, sig, values):
-    """One call of inline assembly; results come first among its operands, as LLVM wants them."""
-    outputs, inputs, letters_out, letters_in = [], [], [], []
-    spelled = {}
-    if row.result is not None:
-        spelled["d"] = "$0"
-        letters_out.append("r" if row.result is PREDICATE else row.result.letter)
-
-    position = 0
-    fragments = {}
-    for name, kind in row.operands.items():
-        if isinstance(kind, FRAGMENTS):
-            fragments[name] = _elements(context, builder, sig, values, position, kind.size)
-            position += 2
-        else:
-            fragments[name] = position
-            position += 1
-    for name, kind in row.operands.items():
-        if isinstance(kind, OUTPUTS):
-            spelled[name] = _braces(len(letters_out), kind.size)
-            letters_out += [kind.letter] * kind.size
-            outputs += [(pointer, LLVM[kind.letter]) for pointer in fragments[name]]
-
-    def read(value, letter):
-        inputs.append(builder.bitcast(value, LLVM[letter]) if value.type != LLVM[letter] else value)
-        letters_in.append(letter)
-
-    for name, kind in row.operands.items():
-        first = len(letters_out) + len(inputs)
-        if isinstance(kind, (Read, Updated)):
-            spelled[name + "_in" if isinstance(kind, Updated) else name] = _braces(first, kind.size)
-            for pointer in fragments[name]:
-                read(builder.load(pointer), kind.letter)
-        elif isinstance(kind, Immediate):
-            spelled[name] = str(sig.args[fragments[name]].literal_value)
-        elif isinstance(kind, Predicate):
-            spelled[name] = f"${first}"
-            read(builder.zext(values[fragments[name]], LLVM["r"]), "r")
-        elif isinstance(kind, Scalar):
-            spelled[name] = f"${first}"
-            read(values[fragments[name]], kind.letter)
-
-    constraints = ["=" + letter for letter in letters_out] + letters_in
-    constraints += ["~{memory}"] if row.effect.memory else []
-    returned = [LLVM[letter] for letter in letters_out]
-    if len(returned) > 1:
-        llvm_result = ir.LiteralStructType(returned)
-    else:
-        llvm_result = returned[0] if returned else ir.VoidType()
-    function_type = ir.FunctionType(llvm_result, [value.type for value in inputs])
-    assembly = ir.InlineAsm(function_type, row.text.format(**spelled), ",".join(constraints), row.effect.volatile)
-    attributes = ["nounwind"] + ["convergent"] * row.effect.convergent
-    attributes += [] if row.effect.volatile else ["readnone"]
-    value = builder.call(assembly, inputs, attrs=attributes)
-
-    for i, (pointer, llvm_type) in enumerate(outputs):
-        element = value if len(outputs) == 1 else builder.extract_value(value, i)
-        stored = pointer.type.pointee
-        builder.store(builder.bitcast(element, stored) if stored != llvm_type else element, pointer)
-    if row.result is PREDICATE:
-        return builder.icmp_unsigned("!=", value, ir.Constant(LLVM["r"], 0))
-    return context.get_dummy_value() if row.result is None else value
-
-
-def _braces(first: int, size: int) -> str:
-    """Operand list of a fragment; a single register stands alone or in braces alike."""
-    return "{" + ",".join(f"${first + i}" for i in range(size)) + "}"
-
-
-def _elements(context, builder, sig, values, position, size):
-    """Pointers to the registers of fragment i of a local array (LLVM promotes such arrays to registers)."""
-    data = context.make_array(sig.args[position])(context, builder, values[position]).data
-    index = context.cast(builder, values[position + 1], sig.args[position + 1], types.int64)
-    first = builder.mul(index, ir.Constant(INT64, size))
-    return [builder.gep(data, [builder.add(first, ir.Constant(INT64, i))]) for i in range(size)]
-
-
-# --- plain memory -----------------------------------------------------------------------------------------------
+# --- plain memory ---------------------------------------------------------------------------------
 
 LD = "Data Movement and Conversion Instructions: ld"
 LD_NC = "Data Movement and Conversion Instructions: ld.global.nc"
 ST = "Data Movement and Conversion Instructions: st"
-PTX_TYPE = {"h": "b16", "r": "b32", "l": "b64", "f": "f32", "d": "f64"}
 
 
-def load(section, space, kind, width=1):
-    """``d = ld(address)``, or ``ld(array, i, address)`` for `width` registers at once (address aligned to all of them)."""
+def _load(section, space, kind, width=1):
+    """``d = ld(address)``, or ``ld(array, i, address)`` for `width` aligned registers at once."""
     effect = PLACED if space == "global.nc" else MEMORY
     address = SHARED if space == "shared" else GLOBAL
+    ptx_type = PTX_TYPE[kind.letter]
     if width == 1:
-        return op(section, f"ld.{space}.{PTX_TYPE[kind.letter]} {{d}}, [{{address}}];", effect, kind, address=address)
-    return op(section, f"ld.{space}.v{width}.{PTX_TYPE[kind.letter]} {{d}}, [{{address}}];", effect,
+        return op(section, f"ld.{space}.{ptx_type} {{d}}, [{{address}}];", effect, kind, address=address)
+    return op(section, f"ld.{space}.v{width}.{ptx_type} {{d}}, [{{address}}];", effect,
               d=Written(kind.letter, width), address=address)
 
 
-def store(space, kind, width=1):
+def _store(space, kind, width=1):
     """``st(address, value)``, or ``st(address, array, i)`` for `width` registers at once."""
     address = SHARED if space == "shared" else GLOBAL
     vector = "" if width == 1 else f".v{width}"
@@ -287,35 +58,35 @@ def store(space, kind, width=1):
               address=address, value=kind if width == 1 else Read(kind.letter, width))
 
 
-ld_global_b16, ld_global_b32 = load(LD, "global", B16), load(LD, "global", B32)
-ld_global_f32, ld_global_f64 = load(LD, "global", F32), load(LD, "global", F64)
-ld_global_v2_b32, ld_global_v4_b32 = load(LD, "global", B32, 2), load(LD, "global", B32, 4)
-ld_global_v2_f32, ld_global_v4_f32 = load(LD, "global", F32, 2), load(LD, "global", F32, 4)
-ld_global_v2_f64 = load(LD, "global", F64, 2)
+ld_global_b16, ld_global_b32 = _load(LD, "global", B16), _load(LD, "global", B32)
+ld_global_f32, ld_global_f64 = _load(LD, "global", F32), _load(LD, "global", F64)
+ld_global_v2_b32, ld_global_v4_b32 = _load(LD, "global", B32, 2), _load(LD, "global", B32, 4)
+ld_global_v2_f32, ld_global_v4_f32 = _load(LD, "global", F32, 2), _load(LD, "global", F32, 4)
+ld_global_v2_f64 = _load(LD, "global", F64, 2)
 
-ld_global_nc_b16, ld_global_nc_b32 = load(LD_NC, "global.nc", B16), load(LD_NC, "global.nc", B32)
-ld_global_nc_f32, ld_global_nc_f64 = load(LD_NC, "global.nc", F32), load(LD_NC, "global.nc", F64)
-ld_global_nc_v2_b32, ld_global_nc_v4_b32 = load(LD_NC, "global.nc", B32, 2), load(LD_NC, "global.nc", B32, 4)
-ld_global_nc_v2_f32, ld_global_nc_v4_f32 = load(LD_NC, "global.nc", F32, 2), load(LD_NC, "global.nc", F32, 4)
-ld_global_nc_v2_f64 = load(LD_NC, "global.nc", F64, 2)
+ld_global_nc_b16, ld_global_nc_b32 = _load(LD_NC, "global.nc", B16), _load(LD_NC, "global.nc", B32)
+ld_global_nc_f32, ld_global_nc_f64 = _load(LD_NC, "global.nc", F32), _load(LD_NC, "global.nc", F64)
+ld_global_nc_v2_b32, ld_global_nc_v4_b32 = _load(LD_NC, "global.nc", B32, 2), _load(LD_NC, "global.nc", B32, 4)
+ld_global_nc_v2_f32, ld_global_nc_v4_f32 = _load(LD_NC, "global.nc", F32, 2), _load(LD_NC, "global.nc", F32, 4)
+ld_global_nc_v2_f64 = _load(LD_NC, "global.nc", F64, 2)
 
-st_global_b16, st_global_b32 = store("global", B16), store("global", B32)
-st_global_f32, st_global_f64 = store("global", F32), store("global", F64)
-st_global_v2_b32, st_global_v4_b32 = store("global", B32, 2), store("global", B32, 4)
-st_global_v2_f32, st_global_v4_f32 = store("global", F32, 2), store("global", F32, 4)
-st_global_v2_f64 = store("global", F64, 2)
+st_global_b16, st_global_b32 = _store("global", B16), _store("global", B32)
+st_global_f32, st_global_f64 = _store("global", F32), _store("global", F64)
+st_global_v2_b32, st_global_v4_b32 = _store("global", B32, 2), _store("global", B32, 4)
+st_global_v2_f32, st_global_v4_f32 = _store("global", F32, 2), _store("global", F32, 4)
+st_global_v2_f64 = _store("global", F64, 2)
 
-ld_shared_b16, ld_shared_b32 = load(LD, "shared", B16), load(LD, "shared", B32)
-ld_shared_f32, ld_shared_f64 = load(LD, "shared", F32), load(LD, "shared", F64)
-ld_shared_v2_b32, ld_shared_v4_b32 = load(LD, "shared", B32, 2), load(LD, "shared", B32, 4)
-ld_shared_v2_f32, ld_shared_v4_f32 = load(LD, "shared", F32, 2), load(LD, "shared", F32, 4)
-ld_shared_v2_f64 = load(LD, "shared", F64, 2)
+ld_shared_b16, ld_shared_b32 = _load(LD, "shared", B16), _load(LD, "shared", B32)
+ld_shared_f32, ld_shared_f64 = _load(LD, "shared", F32), _load(LD, "shared", F64)
+ld_shared_v2_b32, ld_shared_v4_b32 = _load(LD, "shared", B32, 2), _load(LD, "shared", B32, 4)
+ld_shared_v2_f32, ld_shared_v4_f32 = _load(LD, "shared", F32, 2), _load(LD, "shared", F32, 4)
+ld_shared_v2_f64 = _load(LD, "shared", F64, 2)
 
-st_shared_b16, st_shared_b32 = store("shared", B16), store("shared", B32)
-st_shared_f32, st_shared_f64 = store("shared", F32), store("shared", F64)
-st_shared_v2_b32, st_shared_v4_b32 = store("shared", B32, 2), store("shared", B32, 4)
-st_shared_v2_f32, st_shared_v4_f32 = store("shared", F32, 2), store("shared", F32, 4)
-st_shared_v2_f64 = store("shared", F64, 2)
+st_shared_b16, st_shared_b32 = _store("shared", B16), _store("shared", B32)
+st_shared_f32, st_shared_f64 = _store("shared", F32), _store("shared", F64)
+st_shared_v2_b32, st_shared_v4_b32 = _store("shared", B32, 2), _store("shared", B32, 4)
+st_shared_v2_f32, st_shared_v4_f32 = _store("shared", F32, 2), _store("shared", F32, 4)
+st_shared_v2_f64 = _store("shared", F64, 2)
 
 
 @intrinsic
@@ -328,7 +99,7 @@ def shared_address(context, array):
         data = context.make_array(sig.args[0])(context, builder, values[0]).data
         if data.type.addrspace != 3:
             data = builder.addrspacecast(data, ir.IntType(8).as_pointer(3))
-        return builder.ptrtoint(data, LLVM["r"])
+        return builder.ptrtoint(data, ir.IntType(32))
     return signature(types.int32, array), codegen
 
 
@@ -341,7 +112,7 @@ def dynamic_shared_address():
     return shared_address(cuda.shared.array(0, types.uint8, alignment=1024))
 
 
-# --- asynchronous copies from global to shared memory -------------------------------------------------------------
+# --- asynchronous copies from global to shared memory ---------------------------------------------
 
 CP_ASYNC = "Data Movement and Conversion Instructions: cp.async"
 CP_ASYNC_COMMIT = "Data Movement and Conversion Instructions: cp.async.commit_group"
@@ -349,12 +120,11 @@ CP_ASYNC_WAIT = "Data Movement and Conversion Instructions: cp.async.wait_group 
 
 
 def _copy(cache, size, zfill=False):
+    text = f"cp.async.{cache}.shared.global [{{destination}}], [{{source}}], {size}"
     if zfill:
-        return op(CP_ASYNC, f"cp.async.{cache}.shared.global [{{destination}}], [{{source}}], {size}, {{bytes}};",
-                  arch="sm_80", doc="Copies the first `bytes` bytes and writes zeros behind them.",
-                  destination=SHARED, source=GLOBAL, bytes=S32)
-    return op(CP_ASYNC, f"cp.async.{cache}.shared.global [{{destination}}], [{{source}}], {size};", arch="sm_80",
-              destination=SHARED, source=GLOBAL)
+        return op(CP_ASYNC, text + ", {bytes};", arch="sm_80", destination=SHARED, source=GLOBAL, bytes=S32,
+                  doc="Copies the first `bytes` bytes and writes zeros behind them.")
+    return op(CP_ASYNC, text + ";", arch="sm_80", destination=SHARED, source=GLOBAL)
 
 
 cp_async_4, cp_async_8, cp_async_16 = _copy("ca", 4), _copy("ca", 8), _copy("cg", 16)
@@ -369,7 +139,7 @@ cp_async_mbarrier_arrive_noinc = op(
     "cp.async.mbarrier.arrive.noinc.shared.b64 [{barrier}];", arch="sm_80", barrier=SHARED,
     doc="Arrives when all earlier cp.async of this thread are complete.")
 
-# --- matrix loads, stores and products ------------------------------------------------------------------------------
+# --- matrix loads, stores and products ------------------------------------------------------------
 
 LDMATRIX = "Warp Level Matrix Load Instruction: ldmatrix"
 STMATRIX = "Warp Level Matrix Store Instruction: stmatrix"
@@ -383,8 +153,8 @@ def _ldmatrix(count, trans=""):
 
 
 def _stmatrix(count, trans=""):
-    return op(STMATRIX, f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [{{address}}], {{value}};", WARP,
-              arch="sm_90", address=SHARED, value=Read("r", count),
+    return op(STMATRIX, f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [{{address}}], {{value}};",
+              WARP, arch="sm_90", address=SHARED, value=Read("r", count),
               doc="Lane 8 m + r names row r of the 8x8 matrix m, which leaves from register m.")
 
 
@@ -412,7 +182,7 @@ mma_m8n8k4_f64 = _mma("m8n8k4", "f64", 1, 1, "sm_80", "f64")
 
 # wgmma and the bulk tensor copies (TMA) belong here.
 
-# --- barriers and warps -----------------------------------------------------------------------------------------------
+# --- barriers and warps ---------------------------------------------------------------------------
 
 BAR = "Parallel Synchronization and Communication Instructions: bar, barrier"
 SHFL = "Data Movement and Conversion Instructions: shfl.sync"
@@ -446,7 +216,7 @@ vote_all, vote_any, vote_uni = _vote("all"), _vote("any"), _vote("uni")
 vote_ballot = op(VOTE, "{{ .reg .pred p; setp.ne.b32 p, {predicate}, 0; vote.sync.ballot.b32 {d}, p, -1; }}",
                  WARP_PURE, B32, predicate=PREDICATE)
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 
 FLOAT = "Floating Point Instructions"
 
@@ -456,8 +226,8 @@ def _unary(name):
 
 
 def _binary(name, kind, arch="sm_75"):
-    return op(f"{FLOAT}: {name.partition('.')[0]}", f"{name}.{PTX_TYPE[kind.letter]} {{d}}, {{x}}, {{y}};", PURE,
-              kind, arch, x=kind, y=kind)
+    text = f"{name}.{PTX_TYPE[kind.letter]} {{d}}, {{x}}, {{y}};"
+    return op(f"{FLOAT}: {name.partition('.')[0]}", text, PURE, kind, arch, x=kind, y=kind)
 
 
 def _fma(kind):
@@ -474,7 +244,7 @@ max_f64, min_f64 = _binary("max", F64), _binary("min", F64)
 max_nan_f32, min_nan_f32 = _binary("max.NaN", F32, "sm_80"), _binary("min.NaN", F32, "sm_80")
 fma_f32, fma_f64 = _fma(F32), _fma(F64)
 
-# --- conversions --------------------------------------------------------------------------------------------------------
+# --- conversions ----------------------------------------------------------------------------------
 
 CVT = "Data Movement and Conversion Instructions: cvt"
 
@@ -502,14 +272,14 @@ cvt_rna_tf32 = op(CVT, "cvt.rna.tf32.f32 {d}, {x};", PURE, B32, "sm_80", x=F32)
 float_bits = op("Data Movement and Conversion Instructions: mov", "mov.b32 {d}, {x};", PURE, B32, x=F32)
 bits_float = op("Data Movement and Conversion Instructions: mov", "mov.b32 {d}, {bits};", PURE, F32, bits=B32)
 
-# --- bits ---------------------------------------------------------------------------------------------------------------
+# --- bits -----------------------------------------------------------------------------------------
 
 prmt = op("Data Movement and Conversion Instructions: prmt", "prmt.b32 {d}, {x}, {y}, {selector};", PURE, B32,
           x=B32, y=B32, selector=B32, doc="Byte i of the result is byte (selector >> 4 i) & 7 of y:x.")
 lop3 = op("Logic and Shift Instructions: lop3", "lop3.b32 {d}, {x}, {y}, {z}, {table};", PURE, B32,
           x=B32, y=B32, z=B32, table=IMMEDIATE, doc="`table` is the function of x=0xF0, y=0xCC, z=0xAA.")
 
-# --- atomics ------------------------------------------------------------------------------------------------------------
+# --- atomics --------------------------------------------------------------------------------------
 
 RED = "Parallel Synchronization and Communication Instructions: red"
 ATOM = "Parallel Synchronization and Communication Instructions: atom"
@@ -517,8 +287,9 @@ ATOM = "Parallel Synchronization and Communication Instructions: atom"
 
 def _red(space, kind, width=1, arch="sm_75"):
     vector = "" if width == 1 else f".v{width}"
+    address = SHARED if space == "shared" else GLOBAL
     return op(RED, f"red.{space}.add{vector}.{PTX_TYPE[kind.letter]} [{{address}}], {{value}};", arch=arch,
-              address=SHARED if space == "shared" else GLOBAL, value=kind if width == 1 else Read(kind.letter, width))
+              address=address, value=kind if width == 1 else Read(kind.letter, width))
 
 
 def _atom(operation, ptx_type, kind):
@@ -527,26 +298,31 @@ def _atom(operation, ptx_type, kind):
 
 
 red_global_add_f32, red_global_add_f64 = _red("global", F32), _red("global", F64)
-red_global_add_v2_f32, red_global_add_v4_f32 = _red("global", F32, 2, "sm_90"), _red("global", F32, 4, "sm_90")
+red_global_add_v2_f32 = _red("global", F32, 2, "sm_90")
+red_global_add_v4_f32 = _red("global", F32, 4, "sm_90")
 red_shared_add_f32 = _red("shared", F32)
 atom_global_add_f32, atom_global_add_f64 = _atom("add", "f32", F32), _atom("add", "f64", F64)
 atom_global_add_s32 = _atom("add", "s32", S32)
-atom_global_add_acq_rel_s32 = op(ATOM, "atom.acq_rel.gpu.global.add.s32 {d}, [{address}], {value};", MEMORY, S32,
-                                 address=GLOBAL, value=S32, doc="Returns the value before; orders other accesses.")
+atom_global_add_acq_rel_s32 = op(
+    ATOM, "atom.acq_rel.gpu.global.add.s32 {d}, [{address}], {value};", MEMORY, S32,
+    address=GLOBAL, value=S32, doc="Returns the value before; orders the accesses around it.")
 
-# --- mbarriers and fences -----------------------------------------------------------------------------------------------
+# --- mbarriers and fences -------------------------------------------------------------------------
 
 SYNC = "Parallel Synchronization and Communication Instructions"
 MBARRIER = f"{SYNC}: mbarrier"
+FENCE = f"{SYNC}: membar / fence"
 MBARRIER_WAIT = f"{SYNC}: mbarrier.test_wait / mbarrier.try_wait"
 
 mbarrier_init = op(f"{MBARRIER}.init", "mbarrier.init.shared.b64 [{barrier}], {arrivals};", arch="sm_80",
                    barrier=SHARED, arrivals=S32)
-mbarrier_inval = op(f"{MBARRIER}.inval", "mbarrier.inval.shared.b64 [{barrier}];", arch="sm_80", barrier=SHARED)
+mbarrier_inval = op(f"{MBARRIER}.inval", "mbarrier.inval.shared.b64 [{barrier}];", arch="sm_80",
+                    barrier=SHARED)
 mbarrier_arrive = op(f"{MBARRIER}.arrive", "mbarrier.arrive.shared.b64 _, [{barrier}];", arch="sm_80",
                      barrier=SHARED)
-mbarrier_arrive_expect_tx = op(f"{MBARRIER}.arrive", "mbarrier.arrive.expect_tx.shared.b64 _, [{barrier}], {bytes};",
-                               arch="sm_90", barrier=SHARED, bytes=S32)
+mbarrier_arrive_expect_tx = op(
+    f"{MBARRIER}.arrive", "mbarrier.arrive.expect_tx.shared.b64 _, [{barrier}], {bytes};", arch="sm_90",
+    barrier=SHARED, bytes=S32)
 
 
 def _mbarrier_test(instruction, arch):
@@ -566,15 +342,15 @@ mbarrier_try_wait_parity = _mbarrier_test("mbarrier.try_wait.parity.shared.b64",
 mbarrier_spin_parity = _mbarrier_wait("mbarrier.test_wait.parity.shared.b64", "sm_80")
 mbarrier_wait_parity = _mbarrier_wait("mbarrier.try_wait.parity.shared.b64", "sm_90")
 
-fence_acq_rel_cta = op(f"{SYNC}: membar / fence", "fence.acq_rel.cta;")
-fence_acq_rel_gpu = op(f"{SYNC}: membar / fence", "fence.acq_rel.gpu;")
-fence_proxy_async = op(f"{SYNC}: membar / fence", "fence.proxy.async;", arch="sm_90")
-fence_proxy_async_shared = op(f"{SYNC}: membar / fence", "fence.proxy.async.shared::cta;", arch="sm_90")
-fence_mbarrier_init = op(f"{SYNC}: membar / fence", "fence.mbarrier_init.release.cluster;", arch="sm_90")
-fence_proxy_tensormap_acquire = op(
-    f"{SYNC}: membar / fence", "fence.proxy.tensormap::generic.acquire.gpu [{map}], 128;", arch="sm_90", map=GLOBAL)
+fence_acq_rel_cta = op(FENCE, "fence.acq_rel.cta;")
+fence_acq_rel_gpu = op(FENCE, "fence.acq_rel.gpu;")
+fence_proxy_async = op(FENCE, "fence.proxy.async;", arch="sm_90")
+fence_proxy_async_shared = op(FENCE, "fence.proxy.async.shared::cta;", arch="sm_90")
+fence_mbarrier_init = op(FENCE, "fence.mbarrier_init.release.cluster;", arch="sm_90")
+fence_proxy_tensormap_acquire = op(FENCE, "fence.proxy.tensormap::generic.acquire.gpu [{map}], 128;",
+                                   arch="sm_90", map=GLOBAL)
 
-# --- registers, launches and special registers -----------------------------------------------------------------------------
+# --- registers, launches and special registers ----------------------------------------------------
 
 SETMAXNREG = "Miscellaneous Instructions: setmaxnreg"
 GRIDDEPCONTROL = f"{SYNC}: griddepcontrol"
@@ -587,21 +363,9 @@ griddepcontrol_wait = op(GRIDDEPCONTROL, "griddepcontrol.wait;", arch="sm_90")
 griddepcontrol_launch_dependents = op(GRIDDEPCONTROL, "griddepcontrol.launch_dependents;", arch="sm_90")
 
 thread_index = op("Special Registers: %tid", "mov.u32 {d}, %tid.x;", PLACED, S32,
-                  doc="Read again at each call: what is derived from it then occupies no register through a loop.")
+                  doc="Read again at each call: what derives from it occupies no register through a loop.")
 lane_id = op("Special Registers: %laneid", "mov.u32 {d}, %laneid;", PURE, S32)
 warp_id = op("Special Registers: %warpid", "mov.u32 {d}, %warpid;", PLACED, S32,
-             doc="Where the warp runs, which may change: for diagnostics; the warp of a block is thread_index() >> 5.")
+             doc="Where the warp runs, and it may move; its number in the block is thread_index() >> 5.")
 
-
-def _name_rows():
-    """Give every intrinsic of this module its own name, and list the rows under it."""
-    rows = {}
-    for name, value in list(globals().items()):
-        if value.__hash__ is not None and value in _ROWS:
-            rows[name] = _ROWS[value]
-            value.__name__ = value._name = name
-            value.__doc__ = f"{_ROWS[value].signature_text(name)}: {value.__doc__}"
-    return rows
-
-
-INSTRUCTIONS: dict = _name_rows()
+INSTRUCTIONS: dict[str, Instruction] = name_rows(globals())
