@@ -136,10 +136,10 @@ def attention(
     FlashAttention-2 (Dao, 2023): tiles, online softmax; scores are accumulated in float32, or in float64 for
     float64 inputs.
     """
-    arguments = dict(locals())
-    for name in ("q", "k", "v", "return_lse", "out", "stream"):
-        del arguments[name]
-    return _forward(q, k, v, Options(**arguments), None, None, return_lse, out, stream)
+    arguments = locals()
+    del arguments["q"], arguments["k"], arguments["v"]
+    del arguments["return_lse"], arguments["out"], arguments["stream"]
+    return _forward(q, k, v, Options.of(arguments), None, None, return_lse, out, stream)
 
 
 def attention_varlen(
@@ -343,9 +343,10 @@ def _run(problem: Problem, options: Options, out: Any) -> tuple[np.ndarray, np.n
         _check_out(problem, options, out)
     out_rows = _rows("out", out, problem)
     lse = np.empty(problem.out_shape[:3], problem.compute_dtype)
-    for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem)):
-        out_rows[batch, :, start:stop] = 0
-        lse[batch, :, start:stop] = -np.inf
+    if problem.padded:
+        for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem)):
+            out_rows[batch, :, start:stop] = 0
+            lse[batch, :, start:stop] = -np.inf
     if lse.size:
         module.forward(problem, out_rows, lse)
     return out, caller_lse(lse, problem.ndim, problem.varlen)
@@ -370,8 +371,9 @@ def _backward(problem: Problem, options: Options, dout: Any, out: Any, lse: Any,
     for name, operand, keys in (("dq", problem.q, False), ("dk", problem.k, True), ("dv", problem.v, True)):
         gradients[name] = np.empty(_caller_shape(problem, operand.shape), operand.dtype)
         rows[name] = _rows(name, gradients[name], problem)
-        for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem, keys), keys=keys):
-            rows[name][batch, :, start:stop] = 0
+        if problem.padded:
+            for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem, keys), keys=keys):
+                rows[name][batch, :, start:stop] = 0
     dbias, dsinks = module.backward(
         problem, rows["dout"], rows["out"], rows["lse"], rows["dlse"], rows["dq"], rows["dk"], rows["dv"]
     )

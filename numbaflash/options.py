@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Options:
     """The keywords shared by attention, its gradients and everything built on them.
 
@@ -44,6 +44,14 @@ class Options:
     validate: bool = False
     backend: str = "auto"
     config: Any = None
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> "Options":
+        """Options from a dictionary that names every field: what a frozen dataclass' own ``__init__`` does one
+        guarded assignment at a time, in one go (0.5 instead of 4 us of a call)."""
+        options = object.__new__(cls)
+        options.__dict__.update(arguments)
+        return options
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,6 +63,8 @@ class Problem(NamedTuple):
     precision : str
     varlen : bool
         True where sequences are packed into batch 0.
+    padded : bool
+        True where rows of q, k and v may belong to no segment.
     ndim : int
         Dimensions of the caller's q, k and v (2, 3 or 4).
     layout : str
@@ -84,6 +86,7 @@ class Problem(NamedTuple):
     deterministic: bool
     precision: str
     varlen: bool
+    padded: bool
     ndim: int
     layout: str
 
@@ -165,7 +168,8 @@ def make_problem(
         scale=_scale(options.scale, head_dim),
         dropout=_dropout(options.dropout_p, options.seed),
         out_dtype=out_dtype, head_origin=0, deterministic=_boolean("deterministic", options.deterministic),
-        precision=precision, varlen=varlen, ndim=ndim, layout=layout,
+        precision=precision, varlen=varlen,
+        padded=varlen or options.q_lengths is not None or options.kv_lengths is not None, ndim=ndim, layout=layout,
     )
 
 
@@ -192,17 +196,18 @@ def caller_lse(lse: np.ndarray, ndim: int, varlen: bool) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- single checks
 
 
+_UNFINISHED = {
+    "score_mod": None, "mask_mod": None, "score_mod_grad": None, "mod_args": (), "mod_args_grad": False,
+    "block_mask": None, "q_descale": None, "k_descale": None, "v_descale": None, "config": None,
+}
+"""Documented options that this version lacks, and the value that asks for nothing."""
+
+
 def _refuse_unfinished(options: Options) -> None:
-    for name in ("score_mod", "mask_mod", "score_mod_grad", "block_mask"):
-        if getattr(options, name) is not None:
+    for name, default in _UNFINISHED.items():
+        value = getattr(options, name)
+        if value is not default and not (type(value) is type(default) and value == default):
             raise NotImplementedError(f"{name} is not available in this version")
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if getattr(options, name) is not None:
-            raise NotImplementedError(f"{name} belongs to float8 inputs, which are not available in this version")
-    if options.mod_args != () or options.mod_args_grad:
-        raise NotImplementedError("mod_args belong to score_mod and mask_mod, which are not available in this version")
-    if options.config is not None:
-        raise NotImplementedError("config is not available in this version")
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
@@ -218,6 +223,8 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 def _real(name: str, value: Any) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number, not {value!r}")
     try:
@@ -309,6 +316,8 @@ def _scale(scale: Any, head_dim: int) -> float:
 
 
 def _dropout(p: Any, seed: Any) -> Dropout | None:
+    if seed is None and p == 0.0 and type(p) is float:
+        return None
     p = _real("dropout_p", p)
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), not {p}")
