@@ -66,8 +66,10 @@ ld_global_v2_f64 = _load(LD, "global", F64, 2)
 
 ld_global_nc_b16, ld_global_nc_b32 = _load(LD_NC, "global.nc", B16), _load(LD_NC, "global.nc", B32)
 ld_global_nc_f32, ld_global_nc_f64 = _load(LD_NC, "global.nc", F32), _load(LD_NC, "global.nc", F64)
-ld_global_nc_v2_b32, ld_global_nc_v4_b32 = _load(LD_NC, "global.nc", B32, 2), _load(LD_NC, "global.nc", B32, 4)
-ld_global_nc_v2_f32, ld_global_nc_v4_f32 = _load(LD_NC, "global.nc", F32, 2), _load(LD_NC, "global.nc", F32, 4)
+ld_global_nc_v2_b32 = _load(LD_NC, "global.nc", B32, 2)
+ld_global_nc_v4_b32 = _load(LD_NC, "global.nc", B32, 4)
+ld_global_nc_v2_f32 = _load(LD_NC, "global.nc", F32, 2)
+ld_global_nc_v4_f32 = _load(LD_NC, "global.nc", F32, 4)
 ld_global_nc_v2_f64 = _load(LD_NC, "global.nc", F64, 2)
 
 st_global_b16, st_global_b32 = _store("global", B16), _store("global", B32)
