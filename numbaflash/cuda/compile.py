@@ -1,6 +1,6 @@
 """From a kernel to PTX and to machine code, without a GPU, with a cache.
 
-`compile_ptx` gives the text that the emulator runs, `compile_cubin` the machine code that a driver loads, with
+`compile_ptx` gives the text that the emulator runs, `compile_cubin` the machine code that a driver loads and
 what the assembler said about it (`Resources`).  Both keep results in memory and on disk; a *bundle* carries
 machine code to a computer that has only a driver.
 
