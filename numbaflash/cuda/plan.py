@@ -12,8 +12,9 @@ device anything, so the same plan runs on a GPU and, launch by launch, in the em
 32
 """
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,8 @@ class Launch:
     shared_bytes : int
         Dynamic shared memory; the driver asks for more than 48 KB where needed.
     arguments : tuple
-        One per type in the signature: int, float, `Pointer`, an array, or a Workspace (its address).
+        One per type in the signature: int, float, `Pointer`, an array, a Workspace (its address), or a
+        (NamedTuple) tuple of these, which a kernel receives leaf by leaf.
 
     Raises
     ------
@@ -128,7 +130,7 @@ class Launch:
     @property
     def workspaces(self) -> "list[Workspace]":
         """The workspaces that the arguments refer to."""
-        targets = [item.target if isinstance(item, Pointer) else item for item in self.arguments]
+        targets = [item.target if isinstance(item, Pointer) else item for item in leaves(self.arguments)]
         return [target for target in targets if isinstance(target, Workspace)]
 
 
@@ -158,6 +160,15 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Scratch memory in all."""
         return sum(workspace.nbytes for workspace in self.workspaces)
+
+
+def leaves(arguments: Any) -> Iterator[Any]:
+    """What (nested) tuples of arguments hold, in the order of a kernel's parameters."""
+    if isinstance(arguments, tuple):
+        for item in arguments:
+            yield from leaves(item)
+    else:
+        yield arguments
 
 
 def _triple(name: str, size: "int | tuple") -> "tuple[int, int, int]":
