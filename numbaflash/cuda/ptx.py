@@ -28,8 +28,8 @@ from numba.core.typing import signature
 from numba.cuda.extending import intrinsic
 
 from numbaflash.cuda.assembly import (
-    B16, B32, F32, F64, GLOBAL, IMMEDIATE, MEMORY, PLACED, PREDICATE, PTX_TYPE, PURE, S32, SHARED, WARP,
-    WARP_PURE, Instruction, Read, Updated, Written, name_rows, op,
+    B16, B32, F32, F64, GLOBAL, IMMEDIATE, MEMORY, PLACED, PREDICATE, PTX_TYPE, PURE, S32, S64, SHARED,
+    WARP, WARP_PURE, Instruction, Read, Updated, Written, name_rows, op,
 )
 
 # --- plain memory ---------------------------------------------------------------------------------
@@ -71,6 +71,8 @@ ld_global_nc_v4_b32 = _load(LD_NC, "global.nc", B32, 4)
 ld_global_nc_v2_f32 = _load(LD_NC, "global.nc", F32, 2)
 ld_global_nc_v4_f32 = _load(LD_NC, "global.nc", F32, 4)
 ld_global_nc_v2_f64 = _load(LD_NC, "global.nc", F64, 2)
+ld_global_nc_s32, ld_global_nc_s64 = _load(LD_NC, "global.nc", S32), _load(LD_NC, "global.nc", S64)
+ld_global_nc_u8 = op(LD_NC, "ld.global.nc.u8 {d}, [{address}];", PLACED, S32, address=GLOBAL)
 
 st_global_b16, st_global_b32 = _store("global", B16), _store("global", B32)
 st_global_f32, st_global_f64 = _store("global", F32), _store("global", F64)
