@@ -1,14 +1,14 @@
 """Compile kernels ahead of their calls, once per set of constants, and keep them on disk for the next process.
 
-A kernel takes its compile-time constants as one argument, a :class:`Static`: a Numba type that carries numbers,
-flags and strings, and no value at run time. Reading ``static.lanes`` in a kernel gives a literal, so branches on
+A kernel takes its compile-time constants as one argument, a :class:`Static`: a Numba type that carries numbers
+and flags, and no value at run time. Reading ``static.lanes`` in a kernel gives a literal, so branches on
 it vanish, and intrinsics read it from the type. It passes through calls of jitted helpers unchanged, which plain
 literal arguments do not.
 """
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numba.extending import infer_getattr, models, register_model, unbox
 from numba.core.imputils import lower_getattr_generic
 from numba.core.pythonapi import NativeValue
 
-Constant = int | bool | str | float
+Constant = int | bool | float
 
 KERNEL_OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 HELPER_OPTIONS = KERNEL_OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -74,8 +74,6 @@ class _StaticAttributes(AttributeTemplate):
 @lower_getattr_generic(Static)
 def _lower_static_attribute(context, builder, typ, value, attribute):
     constant = typ[attribute]
-    if isinstance(constant, str):
-        return context.get_dummy_value()
     kind = {bool: types.boolean, int: types.intp, float: types.float64}[type(constant)]
     return context.get_constant(kind, constant)
 
@@ -86,7 +84,7 @@ def helper(function: Callable) -> Callable:
 
 
 @cache
-def build_id() -> str:
+def build_id() -> int:
     """A hash of the package's sources that CPU kernels are made of.
 
     Numba's cache looks at the file of the kernel alone; this goes into the key so that a change in any helper's
@@ -98,7 +96,7 @@ def build_id() -> str:
         for path in sorted(folder.glob("*.py")):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return int(digest.hexdigest()[:15], 16)
 
 
 class Kernel:
@@ -129,7 +127,7 @@ class Kernel:
             with self._lock:
                 entry = self.entries.get(key)
                 if entry is None:
-                    entry = self.entries[key] = self._compile((*arguments, static.replace(build_id=build_id())))
+                    entry = self.entries[key] = self._compile((*arguments, static.replace(build=build_id())))
         return entry
 
     def assembly(self, arguments: tuple[types.Type, ...], static: Static) -> str:
@@ -156,8 +154,3 @@ def _cached_dispatcher(function: Callable) -> Any:
         return numba.njit(cache=True, **KERNEL_OPTIONS)(function)
     except RuntimeError:  # no folder to write a cache to
         return numba.njit(**KERNEL_OPTIONS)(function)
-
-
-def static_of(static: Static | Mapping[str, Constant]) -> Static:
-    """A Static from a mapping (or itself)."""
-    return static if isinstance(static, Static) else Static(**static)

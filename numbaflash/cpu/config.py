@@ -81,4 +81,50 @@ def vector_static(bits: int) -> dict[str, int]:
             "panel": vectors * lanes}
 
 
-__all__ = ["VECTOR_BITS", "Machine", "Static", "machine", "vector_static"]
+
+class ForwardTiles(NamedTuple):
+    """Tile sizes of one forward call: ``panels`` panels of queries to a block, ``block_k`` keys to a tile."""
+
+    panels: int
+    block_k: int
+    packed_heads: bool
+
+
+MAX_PANELS = 4
+MAX_BLOCK_K = 128
+_JOBS_PER_THREAD = 4
+
+
+def forward_tiles(
+    static: Static, head_dim: int, value_dim: int, max_q: int, max_k: int, units: int, group: int, threads: int
+) -> ForwardTiles:
+    """Tile sizes from the caches and the shape of a call.
+
+    Parameters
+    ----------
+    static : Static
+        With the constants of :func:`vector_static`.
+    head_dim, value_dim : int
+    max_q, max_k : int
+        Longest sequence of queries and of keys.
+    units : int
+        Sequences times query heads.
+    group : int
+        Query heads per KV head.
+    threads : int
+    """
+    m = machine()
+    panel, size, rows = static["panel"], static["size"], static["rows"]
+    width = panel * size
+    # Scores stay in L1 beside the numbers that stream through; the tiles of K and V, and the panels, in L2.
+    block_k = min(MAX_BLOCK_K, m.l1 // 2 // width, m.l2 // 4 // max(1, (head_dim + value_dim) * size))
+    block_k = max(rows, min(block_k, max_k + rows - 1) // rows * rows)
+    apart, together = group * -(-max_q // panel), -(-group * max_q // panel)
+    packed_heads = group > 1 and 4 * together <= 3 * apart
+    if packed_heads:
+        max_q, units = max_q * group, units // group
+    panels = min(MAX_PANELS, m.l2 // 4 // max(1, (head_dim + value_dim) * width))
+    panels = max(1, min(panels, -(-max_q // panel)))
+    while panels > 1 and units * -(-max_q // (panels * panel)) < _JOBS_PER_THREAD * threads:
+        panels -= 1
+    return ForwardTiles(panels, block_k, packed_heads)

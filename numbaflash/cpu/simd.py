@@ -44,6 +44,14 @@ TANH_Q = {
 }
 TANH_SMALL = 0.625
 
+# log(1 + f) = f - f**2/2 + s (f**2/2 + z L(z)), s = f / (2 + f), z = s**2 (fdlibm), highest power first.
+LOG_L = {
+    32: (0.24279078841, 0.28498786688, 0.40000972152, 0.66666662693),
+    64: (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
+         2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01),
+}
+HALF_ROOT = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}  # the bits of sqrt(1/2)
+
 Value = ir.Value
 
 
@@ -97,17 +105,13 @@ class Lanes:
 
     # ---------------------------------------------------------------------------------------- memory and shape
 
-    def load(self, pointer: Value, kind: ir.Type | None = None, align: int | None = None) -> Value:
-        kind = kind or self.vector
-        return self.builder.load(pointer, align=align or self._alignment(kind), typ=kind)
+    # Alignment is one byte: a caller's array may lie at any address, and x86 and ARM load it at no cost.
+
+    def load(self, pointer: Value, kind: ir.Type | None = None) -> Value:
+        return self.builder.load(pointer, align=1, typ=kind or self.vector)
 
     def store(self, value: Value, pointer: Value) -> None:
-        self.builder.store(value, pointer, align=self._alignment(value.type))
-
-    @staticmethod
-    def _alignment(kind: ir.Type) -> int:
-        # One byte: a caller's array may lie at any address, and x86 and ARM load it at no cost.
-        return 1
+        self.builder.store(value, pointer, align=1)
 
     def splat(self, number: Value) -> Value:
         kind = ir.VectorType(number.type, self.lanes)
@@ -187,6 +191,22 @@ class Lanes:
         large = self.call("copysign", b.fdiv(b.fsub(one, e), b.fadd(one, e)), x)
         return b.select(b.fcmp_ordered("<", magnitude, self.constant(TANH_SMALL)), small, large)
 
+    def log2(self, x: Value) -> Value:
+        """Binary logarithm of a positive normal number; NaN at NaN and infinity."""
+        b, bits = self.builder, self.bits
+        raw = b.bitcast(x, self.integers)
+        shift = self.integer_constant(MANTISSA[bits])
+        exponent = b.ashr(b.sub(raw, self.integer_constant(HALF_ROOT[bits])), shift)
+        mantissa = b.bitcast(b.sub(raw, b.shl(exponent, shift)), self.vector)  # in [sqrt(1/2), sqrt(2))
+        f = b.fsub(mantissa, self.constant(1.0))
+        s = b.fdiv(f, b.fadd(f, self.constant(2.0)))
+        z = b.fmul(s, s)
+        half = b.fmul(b.fmul(f, f), self.constant(0.5))
+        series = b.fmul(s, self.fma(z, self.polynomial(LOG_L[bits], z), half))
+        log = b.fsub(f, b.fsub(half, series))
+        result = self.fma(log, self.constant(LOG2_E), b.sitofp(exponent, self.vector))
+        return self.fma(x, self.constant(0.0), result)
+
     # -------------------------------------------------------------------------------------------- control flow
 
     def loop(
@@ -216,8 +236,13 @@ class Lanes:
 
 
 def typed(signature_result: types.Type, *arguments: types.Type) -> Any:
-    """A signature whose integers are all ``intp``, so that addresses and strides meet as one type."""
-    return signature_result(*(types.intp if isinstance(a, types.Integer) else a for a in arguments))
+    """A signature whose integers are all ``intp``, so that addresses and strides meet as one type.
+
+    Literals stay: Numba keeps one implementation of an intrinsic per signature, so what its code depends on must
+    show there.
+    """
+    plain = (types.intp if type(a) is types.Integer else a for a in arguments)
+    return signature_result(*plain)
 
 
 @intrinsic
