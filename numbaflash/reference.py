@@ -128,7 +128,7 @@ def forward(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 def backward(
     problem: Problem, dout: np.ndarray, dlse: np.ndarray | None = None
 ) -> tuple[np.ndarray | None, ...]:
-    """Gradients ``dq, dk, dv, dbias, dsinks``, head-major, dbias in ``score.bias_shape``; None if not given."""
+    """Gradients ``dq, dk, dv, dbias, dsinks``, head-major; dbias has ``score.bias_shape``."""
     return _backward(problem, dout, dlse, *_exact(problem))
 
 

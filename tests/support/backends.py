@@ -1,0 +1,27 @@
+"""The backends that can run here, and how much work a test may give to each."""
+
+from typing import NamedTuple
+
+
+class Backend(NamedTuple):
+    """A backend under test.
+
+    Attributes
+    ----------
+    name : str
+        What ``backend=`` is given.
+    rows : int
+        Queries and keys per sequence in tests that have a choice.
+    work : int
+        Multiplications, batch * heads * queries * keys * (D + Dv), in tests that have a choice.
+    examples : float
+        Share of the usual number of hypothesis examples.
+    """
+
+    name: str
+    rows: int = 300
+    work: int = 20_000_000
+    examples: float = 1.0
+
+
+BACKENDS = [Backend("cpu")]
