@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from . import backend as backends
 from . import segments as seg
-from .arrays import adopt
+from .arrays import Home, adopt
+from .device import DeviceView
 from .options import Gradients, Options
-from .problem import Problem, caller_lse, head_major, make_problem
+from .problem import Problem, head_major, make_problem
 
 
 def attention(
@@ -252,8 +254,8 @@ def attention_backward(
     """
     options = _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
-    _refuse_stream(stream)
-    return _backward(problem, options, dout, out, lse, dlse)
+    _refuse_stream(stream, problem)
+    return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream)
 
 
 def attention_vjp(
@@ -303,13 +305,13 @@ def attention_vjp(
     """
     options = _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
-    _refuse_stream(stream)
-    out, lse = _run(problem, options, None)
+    _refuse_stream(stream, problem)
+    out, lse = _run(problem, options, q, None, stream)
 
     def vjp(dout: Any, dlse: Any = None) -> Gradients:
         if dlse is not None and not return_lse:
             raise TypeError("dlse is the gradient of lse: ask for lse with return_lse=True")
-        return _backward(problem, options, dout, out, lse, dlse)
+        return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream)
 
     return ((out, lse) if return_lse else out), vjp
 
@@ -321,8 +323,8 @@ def _options(options: dict[str, Any]) -> Options:
     return Options(**options)
 
 
-def _refuse_stream(stream: Any) -> None:
-    if stream is not None:
+def _refuse_stream(stream: Any, problem: Problem) -> None:
+    if stream is not None and problem.home.device is None:
         raise ValueError("stream is for device arrays; these arrays are in host memory")
 
 
@@ -330,58 +332,83 @@ def _forward(
     q: Any, k: Any, v: Any, options: Options, cu_q: Any, cu_k: Any, return_lse: bool, out: Any, stream: Any
 ) -> Any:
     problem = make_problem(q, k, v, options, cu_q, cu_k)
-    _refuse_stream(stream)
-    out, lse = _run(problem, options, out)
+    _refuse_stream(stream, problem)
+    out, lse = _run(problem, options, q, out, stream)
     return (out, lse) if return_lse else out
 
 
-def _run(problem: Problem, options: Options, out: Any) -> tuple[np.ndarray, np.ndarray]:
+def _run(problem: Problem, options: Options, q: Any, out: Any, stream: Any) -> tuple[Any, Any]:
     module = backends.choose(options.backend, problem)
+    library = problem.home.library
+    out_shape, lse_shape = _caller_shape(problem, problem.out_shape), _caller_lse_shape(problem)
     if out is None:
-        out = np.empty(_caller_shape(problem, problem.out_shape), problem.out_dtype)
+        out, view = library.empty(out_shape, problem.out_dtype, q)
     else:
-        _check_out(problem, options, out)
-    out_rows = _rows("out", out, problem)
-    lse = np.empty(problem.out_shape[:3], problem.compute_dtype)
-    if problem.padded:
+        view = _check_out(problem, options, out, out_shape)
+    lse, lse_view = library.empty(lse_shape, problem.compute_dtype, q)
+    rows, lse_rows = _rows("out", view, problem), _lse_rows(lse_view)
+    if problem.padded and problem.home.device is None:
         for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem)):
-            out_rows[batch, :, start:stop] = 0
-            lse[batch, :, start:stop] = -np.inf
-    if lse.size:
-        module.forward(problem, out_rows, lse)
-    return out, caller_lse(lse, problem.ndim, problem.varlen)
+            rows[batch, :, start:stop] = 0
+            lse_rows[batch, :, start:stop] = -np.inf
+    if lse_view.size:
+        module.forward(problem, rows, lse_rows, *_on_stream(problem, stream))
+    return library.finish(out, q), library.finish(lse, q)
 
 
-def _backward(problem: Problem, options: Options, dout: Any, out: Any, lse: Any, dlse: Any) -> Gradients:
+def _backward(
+    problem: Problem, options: Options, inputs: tuple, dout: Any, out: Any, lse: Any, dlse: Any, stream: Any
+) -> Gradients:
     module = backends.choose(options.backend, problem)
+    home, library = problem.home, problem.home.library
     rows = {}
     for name, array in (("dout", dout), ("out", out)):
-        array = adopt(name, array)
+        array = adopt(name, array, home)
         _check_exact(name, array, _caller_shape(problem, problem.out_shape), problem.out_dtype)
         rows[name] = _rows(name, array, problem)
-    lse_shape = caller_lse(np.broadcast_to(0, problem.out_shape[:3]), problem.ndim, problem.varlen).shape
     for name, array in (("lse", lse), ("dlse", dlse)):
         if array is None and name == "dlse":
             rows[name] = None
             continue
-        array = adopt(name, array)
-        _check_exact(name, array, lse_shape, problem.compute_dtype)
-        rows[name] = array[(None,) * (3 - array.ndim)]
-    gradients = {}
-    for name, operand, keys in (("dq", problem.q, False), ("dk", problem.k, True), ("dv", problem.v, True)):
-        gradients[name] = np.empty(_caller_shape(problem, operand.shape), operand.dtype)
-        rows[name] = _rows(name, gradients[name], problem)
-        if problem.padded:
+        array = adopt(name, array, home)
+        _check_exact(name, array, _caller_lse_shape(problem), problem.compute_dtype)
+        rows[name] = _lse_rows(array)
+    made = {}
+    for name, like, shape in zip(("dq", "dk", "dv"), inputs, (problem.q.shape, problem.k.shape, problem.v.shape)):
+        made[name], view = library.empty(_caller_shape(problem, shape), problem.q.dtype, like)
+        rows[name] = _rows(name, view, problem)
+        if problem.padded and home.device is None:
+            keys = name != "dq"
             for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem, keys), keys=keys):
                 rows[name][batch, :, start:stop] = 0
-    dbias, dsinks = module.backward(
-        problem, rows["dout"], rows["out"], rows["lse"], rows["dlse"], rows["dq"], rows["dk"], rows["dv"]
-    )
-    if dbias is not None:
-        dbias = dbias.astype(options.bias.dtype).reshape(options.bias.shape)
-    if dsinks is not None:
-        dsinks = dsinks.astype(options.sinks.dtype)
-    return Gradients(**gradients, dbias=dbias, dsinks=dsinks)
+    dbias, dsinks = module.backward(problem, *rows.values(), *_on_stream(problem, stream))
+    for name, gradient in (("bias", dbias), ("sinks", dsinks)):
+        made["d" + name] = None if gradient is None else _like(home, getattr(options, name), gradient)
+    return Gradients(**{name: library.finish(array, inputs[0]) for name, array in made.items()})
+
+
+def _on_stream(problem: Problem, stream: Any) -> tuple:
+    """What a backend is told of streams: nothing on the host; on a device the caller's, else its library's own."""
+    home = problem.home
+    if home.device is None:
+        return ()
+    return (home.library.stream(home.device) if stream is None else _stream_handle(stream),)
+
+
+def _stream_handle(stream: Any) -> int:
+    """The driver's handle of a stream given as an integer or as an object of CuPy, PyTorch, Numba or cuda.core."""
+    for attribute in ("ptr", "cuda_stream", "handle"):
+        stream = getattr(stream, attribute, stream)
+    return int(getattr(stream, "value", stream) or 0)
+
+
+def _like(home: Home, like: Any, gradient: np.ndarray) -> Any:
+    """A gradient in the shape, dtype and kind of its input; gradients on a device come in that form already."""
+    if isinstance(gradient, np.ndarray) and home.device is None:
+        array, view = home.library.empty(tuple(like.shape), home.library.view(like).dtype, like)
+        view[...] = gradient.reshape(view.shape)
+        return array
+    return gradient
 
 
 def _extent(problem: Problem, keys: bool = False) -> tuple[int, int]:
@@ -399,6 +426,18 @@ def _caller_shape(problem: Problem, shape: tuple[int, ...]) -> tuple[int, ...]:
     return inner if problem.ndim == 3 else (batch, *inner)
 
 
+def _caller_lse_shape(problem: Problem) -> tuple[int, ...]:
+    shape = problem.out_shape[:3]
+    if problem.varlen or problem.ndim == 3:
+        return shape[1:]
+    return shape if problem.ndim == 4 else shape[2:]
+
+
+def _lse_rows(array: np.ndarray) -> np.ndarray:
+    """(batch, H, Nq) view of an lse in the caller's shape."""
+    return array[(None,) * (3 - array.ndim)]
+
+
 def _rows(name: str, array: np.ndarray, problem: Problem) -> np.ndarray:
     """Head-major 4-D view of an array in the caller's layout."""
     if problem.varlen:
@@ -413,24 +452,33 @@ def _check_exact(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np
         raise TypeError(f"{name} is {array.dtype}; it must be {dtype}")
 
 
-def _check_out(problem: Problem, options: Options, out: Any) -> None:
-    if type(out) is not np.ndarray:
-        raise TypeError(f"out must be a NumPy array, not {type(out).__qualname__}")
-    _check_exact("out", out, _caller_shape(problem, problem.out_shape), problem.out_dtype)
-    if not out.flags.writeable:
+def _check_out(problem: Problem, options: Options, out: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The view of the caller's ``out=``, if it can be written without harm."""
+    view = adopt("out", out, problem.home)
+    _check_exact("out", view, shape, problem.out_dtype)
+    if problem.home.library.name == "jax":
+        raise TypeError("out is a JAX array, which cannot be written")
+    if not view.flags.writeable:
         raise ValueError("out is read-only")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
+    if any(stride == 0 and size > 1 for stride, size in zip(view.strides, view.shape)):
         raise ValueError("out overlaps itself: it has a broadcast axis")
     inputs = {"q": problem.q.array, "k": problem.k.array, "v": problem.v.array}
-    inputs |= {name: getattr(options, name) for name in ("bias", "mask", "sinks", "alibi_slopes")}
+    inputs |= {"bias": problem.score.bias and problem.score.bias.array, "mask": problem.mask and problem.mask.array}
+    inputs |= {name: getattr(options, name) for name in ("sinks", "alibi_slopes")}
     for name, array in inputs.items():
-        if isinstance(array, np.ndarray) and _overlap(out, array):
+        if isinstance(array, np.ndarray) and _overlap(view, array):
             raise ValueError(f"out overlaps {name} in memory; results must not overwrite inputs")
+    return view
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    if not np.may_share_memory(a, b):
+    if 0 in a.shape or 0 in b.shape:
         return False
+    (a_lo, a_hi), (b_lo, b_hi) = byte_bounds(a), byte_bounds(b)
+    if a_hi <= b_lo or b_hi <= a_lo:
+        return False
+    if isinstance(a, DeviceView):
+        return True
     try:
         return np.shares_memory(a, b, max_work=1_000_000)
     except np.exceptions.TooHardError:

@@ -32,7 +32,9 @@ class DeviceView(np.ndarray):
     __str__ = __repr__
 
 
-def device_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> DeviceView:
+def device_view(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype, owner: Any = None
+) -> DeviceView:
     """Describe device memory.
 
     Parameters
@@ -43,15 +45,33 @@ def device_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] |
     strides : tuple of int or None
         In bytes; None is C order.
     dtype : numpy.dtype
+    owner : object, optional
+        Kept alive as long as the view and the views made of it.
     """
+    return _view(DeviceView, pointer, shape, strides, dtype, owner)
+
+
+def host_view(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype, owner: Any = None
+) -> np.ndarray:
+    """Describe host memory of another library; arguments as :func:`device_view`."""
+    return _view(np.ndarray, pointer, shape, strides, dtype, owner)
+
+
+def _view(
+    kind: type, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype, owner: Any
+) -> np.ndarray:
     dtype = np.dtype(dtype)
     if strides is None:
-        strides, step = [], dtype.itemsize
+        strides, step = (), dtype.itemsize
         for size in reversed(shape):
-            strides.insert(0, step)
+            strides = (step, *strides)
             step *= max(size, 1)
     reach = [(size - 1) * stride for size, stride in zip(shape, strides)] if 0 not in shape else []
     before = -sum(step for step in reach if step < 0)
     after = sum(step for step in reach if step > 0) + dtype.itemsize
+    if not reach and 0 in shape:
+        return kind(shape, dtype)
     memory = (ctypes.c_char * (before + after)).from_address(pointer - before)
-    return DeviceView(shape, dtype, memory, before, tuple(strides))
+    memory.owner = owner
+    return kind(shape, dtype, memory, before, strides)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import segments as seg
-from .arrays import FLOAT8, FLOATING, Operand, adopt, bfloat16, float32, float64, operand
+from .arrays import FLOAT8, FLOATING, Home, Operand, adopt, bfloat16, float32, float64, home_of, host_values, operand
 from .options import Options
 from .score import Score
 from .visibility import Band, make_band
@@ -69,6 +69,8 @@ class Problem(NamedTuple):
         Dimensions of the caller's q, k and v (2, 3 or 4).
     layout : str
         The caller's layout.
+    home : Home
+        Where the arrays live.
     """
 
     q: Operand
@@ -89,6 +91,7 @@ class Problem(NamedTuple):
     padded: bool
     ndim: int
     layout: str
+    home: Home
 
     @property
     def compute_dtype(self) -> np.dtype:
@@ -130,7 +133,8 @@ def make_problem(
         A documented option that this version lacks.
     """
     _refuse_unfinished(options)
-    q, k, v = adopt("q", q), adopt("k", k), adopt("v", v)
+    home = home_of("q", q)
+    q, k, v = adopt("q", q, home), adopt("k", k, home), adopt("v", v, home)
     _check_dtypes(q, k, v)
     layout = _one_of("layout", options.layout, LAYOUTS)
     precision = _one_of("precision", options.precision, PRECISIONS)
@@ -153,7 +157,7 @@ def make_problem(
     directed = not band.is_open or slopes is not None
     table = _lengths_and_offset(table, options, sequences, max_q, max_k, directed)
     dense = (sequences, heads, max_q, max_k)
-    bias = _broadcast("bias", options.bias, dense)
+    bias = _broadcast("bias", options.bias, dense, home)
     softcap = options.softcap
     if softcap is not None and not _real("softcap", softcap) > 0:
         raise ValueError(f"softcap must be positive, not {softcap!r}; None switches it off")
@@ -161,15 +165,15 @@ def make_problem(
         q=operand(q), k=operand(k), v=operand(v), segments=table, band=band,
         score=Score(
             None if softcap is None else float(softcap), bias,
-            None if bias is None else (1,) * (4 - np.ndim(options.bias)) + np.shape(options.bias), slopes,
+            None if bias is None else (1,) * (4 - options.bias.ndim) + tuple(options.bias.shape), slopes,
         ),
-        mask=_broadcast("mask", options.mask, dense),
-        sinks=_sinks(options.sinks, heads),
+        mask=_broadcast("mask", options.mask, dense, home),
+        sinks=_sinks(options.sinks, heads, home),
         scale=_scale(options.scale, head_dim),
         dropout=_dropout(options.dropout_p, options.seed),
         out_dtype=out_dtype, head_origin=0, deterministic=_boolean("deterministic", options.deterministic),
         precision=precision, varlen=varlen,
-        padded=varlen or options.q_lengths is not None or options.kv_lengths is not None, ndim=ndim, layout=layout,
+        padded=varlen or options.q_lengths is not None or options.kv_lengths is not None, ndim=ndim, layout=layout, home=home,
     )
 
 
@@ -184,13 +188,6 @@ def head_major(name: str, array: np.ndarray, layout: str, ndim: int) -> np.ndarr
     if ndim == 2:
         return array[None, None]
     raise ValueError(f"{name} must have 2, 3 or 4 dimensions, not {ndim} (shape {array.shape})")
-
-
-def caller_lse(lse: np.ndarray, ndim: int, varlen: bool) -> np.ndarray:
-    """The caller's view of a (batch, H, Nq) array: (H, total_q) packed, (H, N) for 3-D, (N,) for 2-D."""
-    if varlen or ndim == 3:
-        return lse[0]
-    return lse if ndim == 4 else lse[0, 0]
 
 
 # ---------------------------------------------------------------------------------------------- single checks
@@ -332,21 +329,21 @@ def _dropout(p: Any, seed: Any) -> Dropout | None:
     return Dropout(p, seed)
 
 
-def _sinks(sinks: Any, heads: int) -> np.ndarray | None:
-    if sinks is None:
+def _sinks(array: Any, heads: int, home: Home) -> np.ndarray | None:
+    if array is None:
         return None
-    sinks = adopt("sinks", sinks)
+    sinks = adopt("sinks", array, home)
     if sinks.dtype not in FLOATING:
         raise TypeError(f"sinks must be floating, not {sinks.dtype}")
     if sinks.shape != (heads,):
         raise ValueError(f"sinks must have shape ({heads},), one logit per query head, not {sinks.shape}")
-    return sinks.astype(np.float64)
+    return home.library.as_float64(array)
 
 
 def _slopes(slopes: Any, sequences: int, heads: int) -> Operand | None:
     if slopes is None:
         return None
-    array = np.asarray(slopes)
+    array = host_values("alibi_slopes", slopes)
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATING:
         raise TypeError(f"alibi_slopes must be numbers, not {array.dtype}")
     if array.shape not in ((heads,), (sequences, heads)):
@@ -356,12 +353,10 @@ def _slopes(slopes: Any, sequences: int, heads: int) -> Operand | None:
     return operand(np.broadcast_to(array.astype(np.float64), (sequences, heads)))
 
 
-def _broadcast(name: str, array: Any, shape: tuple[int, ...]) -> Operand | None:
+def _broadcast(name: str, array: Any, shape: tuple[int, ...], home: Home) -> Operand | None:
     if array is None:
         return None
-    if name == "mask" and not isinstance(array, np.ndarray):
-        raise TypeError(f"mask must be a boolean NumPy array, not {type(array).__qualname__}")
-    array = adopt(name, array)
+    array = adopt(name, array, home)
     if name == "mask" and array.dtype != np.bool_:
         raise TypeError(f"mask must be boolean, True = visible, not {array.dtype}; numbers to add go into bias=")
     if name == "bias" and array.dtype not in FLOATING:
@@ -369,7 +364,7 @@ def _broadcast(name: str, array: Any, shape: tuple[int, ...]) -> Operand | None:
     try:
         if array.ndim > 4:
             raise ValueError
-        view = np.broadcast_to(array, shape)
+        view = np.broadcast_to(array, shape, subok=True)
     except ValueError:
         raise ValueError(f"{name} of shape {array.shape} does not broadcast to (B, H, Nq, Nk) = {shape}") from None
     return operand(view)
@@ -377,7 +372,7 @@ def _broadcast(name: str, array: Any, shape: tuple[int, ...]) -> Operand | None:
 
 def _integers(name: str, values: Any, count: int, *, lo: int | None = None, hi: Any = None) -> np.ndarray:
     """A checked int64 vector of ``count`` values (a scalar is repeated)."""
-    array = np.asarray(values)
+    array = host_values(name, values)
     if array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == np.float64):
         raise TypeError(f"{name} must be integers, not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
@@ -397,7 +392,7 @@ def _packed_segments(q: np.ndarray, k: np.ndarray, cu_q: Any, cu_k: Any) -> tupl
     for name, cu, total in (("cu_seqlens_q", cu_q, q.shape[2]), ("cu_seqlens_k", cu_k, k.shape[2])):
         if cu is None:
             raise TypeError(f"{name} is missing: packed sequences need cu_seqlens_q and cu_seqlens_k")
-        cu = np.asarray(cu)
+        cu = host_values(name, cu)
         if cu.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
             raise TypeError(f"{name} must be int32 or int64, not {cu.dtype}")
         if cu.ndim != 1 or len(cu) < 1:
@@ -421,7 +416,7 @@ def _lengths_and_offset(
 ) -> np.ndarray:
     """Shorten the segments to the given lengths and place the queries on the key axis."""
     q_lengths, kv_lengths, q_offset = options.q_lengths, options.kv_lengths, options.q_offset
-    if table is None and q_lengths is None and kv_lengths is None and (q_offset is None or np.ndim(q_offset) == 0):
+    if table is None and q_lengths is None and kv_lengths is None and (q_offset is None or isinstance(q_offset, int)):
         offset = max_k - max_q if q_offset is None else _integer("q_offset", q_offset)
         return seg.dense_segments(sequences, max_q, max_k, _sane_offset(offset))
     table = seg.dense_segments(sequences, max_q, max_k, 0).copy() if table is None else table

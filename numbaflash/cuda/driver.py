@@ -106,6 +106,18 @@ class Device:
         return call("cuLibraryGetKernel", library, cubin.entry.encode())
 
 
+def device_of(pointer: int) -> int:
+    """Number of the GPU whose memory an address lies in."""
+    ordinal = _bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(call("cuPointerGetAttribute", ordinal, pointer)) if pointer else 0
+
+
+def synchronize(ordinal: int) -> None:
+    """Wait for everything on a GPU."""
+    device(ordinal).use()
+    call("cuCtxSynchronize")
+
+
 def architecture(major: int, minor: int) -> str:
     """Name of the target that serves a GPU: the architecture-specific one from Hopper on."""
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
