@@ -92,7 +92,7 @@ def _generate(static: Static, mode: str, track: bool):
 
             return body
 
-        whole = builder.and_(m, ir.Constant(I64, -rows))
+        whole = builder.sub(m, builder.srem(m, ir.Constant(I64, rows)))
         x.loop(whole, [], block(rows, 1), step=rows)
         x.loop(m, [], block(1, _PARTIAL_SUMS), start=whole)
         return context.get_dummy_value()
