@@ -31,7 +31,7 @@ def own_cache(tmp_path, monkeypatch):
     """An empty disk cache and an empty memory for every test."""
     monkeypatch.setenv("NUMBAFLASH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(compile, "_memory", {})
-    monkeypatch.setattr(fingerprint, "sources_edited", lambda: False)       # by whoever works beside the tests
+    monkeypatch.setattr(fingerprint, "sources_edited", lambda: False)     # by others meanwhile
     return tmp_path / "cache"
 
 

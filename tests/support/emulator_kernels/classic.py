@@ -4,8 +4,10 @@ from emulator_kernels.case import Case
 from numba import cuda, float32, int32, types
 
 THREADS = 128
+WARPS = THREADS // 32
 TILE = 16
 BINS = 32
+PADDED = THREADS + 2          # a stencil row with one neighbour on each side
 
 
 @cuda.jit
@@ -30,7 +32,7 @@ def reduction(x, sums):
 @cuda.jit
 def scan(x, sums):
     """Inclusive scan of each block: shuffles within a warp, the totals of the warps through shared memory."""
-    totals = cuda.shared.array(THREADS // 32, int32)
+    totals = cuda.shared.array(WARPS, int32)
     i = cuda.grid(1)
     lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
     value = x[i]
@@ -85,7 +87,7 @@ def histogram(x, counts):
 @cuda.jit
 def stencil(x, y, steps):
     """`steps` rounds of a 3-point mean over a periodic block; neighbours through shared memory."""
-    row = cuda.shared.array(THREADS + 2, float32)
+    row = cuda.shared.array(PADDED, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     value = x[i]
     for _ in range(steps):
