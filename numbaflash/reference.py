@@ -22,7 +22,7 @@ import numpy as np
 from . import segments as seg
 from .dropout import keep_pattern
 from .options import Gradients, Options
-from .problem import Problem, caller_lse, head_major, make_problem
+from .problem import Problem, head_major, make_problem
 from .visibility import UNBOUNDED
 
 
@@ -60,7 +60,7 @@ def attention(
     """
     problem = make_problem(q, k, v, Options(**options), cu_seqlens_q, cu_seqlens_k)
     out, lse = forward(problem)
-    return caller_major(problem, out), caller_lse(lse, problem.ndim, problem.varlen)
+    return caller_major(problem, out), caller_lse(problem, lse)
 
 
 def attention_backward(
@@ -101,6 +101,13 @@ def caller_major(problem: Problem, array: np.ndarray) -> np.ndarray:
         return array[0, 0]
     array = array if problem.layout == "BHND" else array.transpose(0, 2, 1, 3)
     return array if problem.ndim == 4 else array[0]
+
+
+def caller_lse(problem: Problem, lse: np.ndarray) -> np.ndarray:
+    """A (batch, heads, rows) array in the caller's dimensions."""
+    if problem.varlen:
+        return lse[0]
+    return lse[(0,) * (4 - problem.ndim)]
 
 
 def problem_major(problem: Problem, array: np.ndarray) -> np.ndarray:
