@@ -1,0 +1,293 @@
+"""Forward attention on tensor cores with mma.sync: Ampere, Ada and later; a variant for Turing.
+
+FlashAttention-2 (Dao, 2023).  A block computes `block_q` rows of one head; tiles of `block_k` keys and values stream
+through a ring of swizzled shared memory.  Every warp owns 16 or 32 rows outright: with 32 each fragment of K and V
+that it reads from shared memory serves two row tiles, and shared memory is what holds 16 rows back.  Weights stay in
+registers: the accumulator of S is the A operand of P V.
+
+One kernel serves every option.  What a call does not use is compiled out; what tile geometry decides (nothing seen,
+all seen, some seen) is a branch that all threads of a warp take alike.
+"""
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint32
+
+from numbaflash.cuda import ptx
+from numbaflash.cuda.arguments import CALL, make_call
+from numbaflash.cuda.fragments import (
+    make_load_rows, make_multiply_add_nn, make_multiply_nt, make_pack, matrix_instructions,
+)
+from numbaflash.cuda.panels import (
+    CHUNKS, COPIES, PANEL_ROW, chunk_place, lane_across, lane_down, make_load, tile_bytes,
+)
+from numbaflash.cuda.plan import KernelSpec, Launch, Plan
+from numbaflash.cuda.scores import (
+    DROPOUTS, INFINITY, ZERO, Scoring, load_draw, make_apply_score, make_drop, make_hide,
+)
+from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
+from numbaflash.cuda.stores import STORE_FLOAT
+from numbaflash.cuda.tiles import device, fill_grid, load_segment, locate, query_rows, tiles_seen
+from numbaflash.problem import Problem
+
+class ForwardConfig(NamedTuple):
+    """The compile-time part of a forward kernel.
+
+    Attributes
+    ----------
+    dtype : str
+        "float16" or "bfloat16".
+    head_dim, value_dim : int
+        Multiples of 16: columns that are computed; arrays may have fewer.
+    warps, row_tiles, block_k, stages : int
+        A block has ``16 * row_tiles`` rows per warp; tiles of `block_k` keys in a ring of `stages`.
+    resident : bool
+        Keep Q in registers.
+    blocks : int
+        Blocks per multiprocessor that the registers must allow.
+    copy : str
+        One of `panels.COPIES`.
+    out_dtype : str
+    staged : bool
+        16-bit results leave through shared memory, 16 bytes at a time; otherwise one by one.
+    turing : bool
+        m16n8k8, no cp.async.
+    scoring : Scoring
+    """
+
+    dtype: str = "bfloat16"
+    head_dim: int = 64
+    value_dim: int = 64
+    warps: int = 4
+    row_tiles: int = 2
+    block_k: int = 64
+    stages: int = 2
+    resident: bool = True
+    blocks: int = 2
+    copy: str = "async"
+    out_dtype: str = "bfloat16"
+    staged: bool = True
+    turing: bool = False
+    scoring: Scoring = Scoring()
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def block_q(self) -> int:
+        """Rows of a block."""
+        return 16 * self.row_tiles * self.warps
+
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of the K and V tiles."""
+        return self.stages * (tile_bytes(self.block_k, self.head_dim) + tile_bytes(self.block_k, self.value_dim))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory; results are staged where the tiles were."""
+        tiles = self.ring_bytes + tile_bytes(self.block_q, self.head_dim)
+        return max(tiles, tile_bytes(self.block_q, self.value_dim) if self.staged else 0)
+
+    def check(self) -> "ForwardConfig":
+        """Raise ValueError if the parts do not fit together."""
+        wrong = {
+            "dtype": self.dtype not in ("float16", "bfloat16") or (self.turing and self.dtype != "float16"),
+            "head_dim": self.head_dim % 16 != 0 or not 16 <= self.head_dim <= 256,
+            "value_dim": self.value_dim % 16 != 0 or not 16 <= self.value_dim <= 256,
+            "warps": self.warps not in (2, 4, 8),
+            "row_tiles": self.row_tiles not in (1, 2),
+            "block_k": self.block_k % 16 != 0 or self.block_k % (self.threads // CHUNKS) != 0,
+            "stages": self.stages != 2,
+            "copy": self.copy not in COPIES or (self.turing and self.copy == "async"),
+            "staged": self.staged and self.out_dtype not in ("float16", "bfloat16"),
+            "scoring": self.scoring.dropout not in DROPOUTS,
+        }
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(f"{name}={getattr(self, name)!r} does not fit the rest of {self}")
+        return self
+
+
+@lru_cache(maxsize=None)
+def make_forward(config: ForwardConfig):
+    """The kernel of a configuration: ``forward(call)``, one block of `config.threads` threads per query tile."""
+    config.check()
+    BQ, BK, WIDTH, VALUE_WIDTH = config.block_q, config.block_k, config.head_dim, config.value_dim
+    M_TILES, N_TILES, VALUE_TILES = config.row_tiles, BK // 8, VALUE_WIDTH // 8
+    ROWS, WARP_ROWS, THREADS = 2 * M_TILES, 16 * M_TILES, config.threads
+    K_BYTES, V_BYTES = tile_bytes(BK, WIDTH), tile_bytes(BK, VALUE_WIDTH)
+    STAGE_BYTES = K_BYTES + V_BYTES
+    Q_AT = config.ring_bytes
+    RESIDENT, ASYNC, STAGED = config.resident, config.copy == "async", config.staged
+    GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
+    S_SIZE, ACC_SIZE, P_SIZE = M_TILES * N_TILES * 4, M_TILES * VALUE_TILES * 4, M_TILES * N_TILES * 2
+    Q_SIZE = M_TILES * 4 * (WIDTH // 16 if RESIDENT else 1)
+    STORE_ROUNDS, STORE_ROWS, VALUE_CHUNKS = BQ * CHUNKS // THREADS, THREADS // CHUNKS, VALUE_WIDTH // 8
+
+    mma, pack = matrix_instructions(config.dtype, config.turing)
+    load_q = make_load(BQ, WIDTH, THREADS, config.copy)
+    load_k = make_load(BK, WIDTH, THREADS, config.copy)
+    load_v = make_load(BK, VALUE_WIDTH, THREADS, config.copy)
+    load_rows = make_load_rows(M_TILES, WIDTH, BQ)
+    multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, BQ, BK, mma, RESIDENT)
+    multiply_values = make_multiply_add_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
+    pack_weights = make_pack(M_TILES, N_TILES, pack)
+    softmax_step = make_softmax_step(M_TILES, N_TILES, VALUE_TILES)
+    apply_score, hide = make_apply_score(M_TILES, N_TILES, config.scoring), make_hide(M_TILES, N_TILES)
+    drop = make_drop(M_TILES, N_TILES, config.scoring.dropout)
+    _, pack_out = matrix_instructions(config.out_dtype if STAGED else config.dtype, config.turing)
+    store_float = STORE_FLOAT[config.out_dtype]
+
+    @device
+    def warp_rows(tile):
+        thread = ptx.thread_index()
+        return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
+
+    def forward(call):
+        base = ptx.dynamic_shared_address()
+        place = locate(call, cuda.blockIdx.x)
+        segment = load_segment(call, place)
+        block_row = int32(place.tile * BQ)
+        if block_row >= segment.q_length:
+            return
+
+        # keys that some row of the sequence sees: only these are ever read
+        seen_lo = max(0, segment.first)
+        seen_hi = min(segment.k_length, segment.q_length + segment.last)
+        lo, _, _, hi = tiles_seen(segment, block_row, block_row + BQ, BK)
+        load_q(base + Q_AT, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column, call.head_dim,
+               0, segment.q_length - block_row)
+        if lo < hi:
+            key = int64(lo) * BK
+            load_k(base, segment.k + key * call.k.row, call.k.row, call.k.column, call.head_dim,
+                   seen_lo - key, seen_hi - key)
+            load_v(base + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
+                   seen_lo - key, seen_hi - key)
+        if ASYNC:
+            ptx.cp_async_commit_group()
+
+        acc = cuda.local.array(ACC_SIZE, float32)
+        for x in range(ACC_SIZE):
+            acc[x] = ZERO
+        top = cuda.local.array(ROWS, float32)
+        total = cuda.local.array(ROWS, float32)
+        for r in range(ROWS):
+            top[r] = -INFINITY
+            total[r] = ZERO
+        s = cuda.local.array(S_SIZE, float32)
+        p = cuda.local.array(P_SIZE, uint32)
+        q = cuda.local.array(Q_SIZE, uint32)
+        if RESIDENT:
+            if ASYNC:
+                ptx.cp_async_wait_all()
+            cuda.syncthreads()
+            load_rows(q, warp_rows(base + Q_AT))
+
+        factor = LOG2_E if GENERAL else float32(call.scale) * LOG2_E
+        if DROPOUT:
+            draw = load_draw(call, place)
+
+        tile = int32(lo)
+        stage = int32(0)
+        while tile < hi:
+            if ASYNC:
+                ptx.cp_async_wait_all()
+            cuda.syncthreads()                      # this tile has arrived, and every warp is done with the last one
+            if tile + 1 < hi:
+                ring = base + (STAGE_BYTES - stage)
+                key = int64(tile + 1) * BK
+                load_k(ring, segment.k + key * call.k.row, call.k.row, call.k.column, call.head_dim,
+                       seen_lo - key, seen_hi - key)
+                load_v(ring + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
+                       seen_lo - key, seen_hi - key)
+                if ASYNC:
+                    ptx.cp_async_commit_group()
+            thread = ptx.thread_index()             # volatile, and what derives from it: no register between tiles
+            warp_row = int32(block_row + (thread >> 5) * WARP_ROWS)
+            tile_key = int32(tile * BK)
+            if warp_row + segment.first < tile_key + BK and tile_key <= warp_row + WARP_ROWS - 1 + segment.last:
+                multiply_scores(s, q, warp_rows(base + Q_AT), base + stage + lane_across(thread))
+                row = int32(warp_row + ((thread & 31) >> 2))
+                first_key = int32(tile_key + 2 * (thread & 3))
+                if GENERAL:
+                    apply_score(s, call, place, segment, row, first_key)
+                if not (warp_row + WARP_ROWS - 1 + segment.first <= tile_key and tile_key + BK <= segment.k_length
+                        and tile_key + BK - 1 <= warp_row + segment.last):
+                    hide(s, segment, row, first_key)
+                softmax_step(s, acc, top, total, factor)
+                if DROPOUT:
+                    drop(s, draw, row, first_key)
+                pack_weights(s, p)
+                multiply_values(acc, p, base + stage + K_BYTES + lane_down(ptx.thread_index()))
+            stage = int32(STAGE_BYTES - stage)
+            tile = int32(tile + 1)
+
+        # results
+        thread = ptx.thread_index()
+        row = int32(block_row + (thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
+        sink = -INFINITY
+        if call.sinks != 0:
+            sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head))) * LOG2_E
+        out = query_rows(call, call.out, place)
+        lse = query_rows(call, call.lse, place)
+        if ASYNC:
+            ptx.cp_async_wait_all()
+        cuda.syncthreads()                          # nobody reads tiles any more
+        for r in range(ROWS):
+            at = row + 8 * r
+            log_sum, scale = finish_row(top[r], total[r], sink)
+            if DROPOUT:
+                scale = scale * float32(call.keep_scale)
+            if at < segment.q_length and thread & 3 == 0:
+                ptx.st_global_f32(lse + int64(at) * call.lse.row, log_sum)
+            for j in range(VALUE_TILES):
+                x = 4 * ((r // 2) * VALUE_TILES + j) + 2 * (r % 2)
+                if STAGED:
+                    ptx.st_shared_b32(base + chunk_place(at - block_row, j, BQ) + 4 * (thread & 3),
+                                      pack_out(acc[x] * scale, acc[x + 1] * scale))
+                elif at < segment.q_length:
+                    for e in range(2):
+                        c = 8 * j + 2 * (thread & 3) + e
+                        if c < call.value_dim:
+                            store_float(out + int64(at) * call.out.row + int64(c) * call.out.column, acc[x + e] * scale)
+        if STAGED:
+            cuda.syncthreads()
+            words = cuda.local.array(4, uint32)
+            for i in range(STORE_ROUNDS):
+                at = (thread >> 3) + i * STORE_ROWS
+                for chunk in range(0, VALUE_CHUNKS, CHUNKS):
+                    c = chunk + (thread & 7)
+                    if block_row + at < segment.q_length and 8 * c < call.value_dim:
+                        ptx.ld_shared_v4_b32(words, 0, base + chunk_place(at, c, BQ))
+                        ptx.st_global_v4_b32(out + int64(block_row + at) * call.out.row + 16 * int64(c), words, 0)
+
+    return forward
+
+
+def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, config: ForwardConfig) -> Plan:
+    """What computes `out` and `lse` of a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+    out, lse : array
+        Head-major, as a backend receives them.
+    config : ForwardConfig
+        From `configs_sm80.choose_forward`.
+
+    Raises
+    ------
+    NotImplementedError
+        Where sizes exceed int32 arithmetic.
+    """
+    kv_bytes = 2 * (problem.q.shape[3] + problem.v.shape[3]) * problem.k.shape[2]
+    call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_q, kv_bytes)
+    if blocks == 0:
+        return Plan([])
+    kernel = KernelSpec(f"forward_sm80_d{config.head_dim}_{config.dtype}", make_forward(config), (CALL,),
+                        (config.threads, config.blocks))
+    return Plan([Launch(kernel, blocks, config.threads, config.shared_bytes, (call,))])
