@@ -289,6 +289,5 @@ def _forget_threads_of_the_parent() -> None:
     _pool = _Pool()
 
 
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads_of_the_parent)

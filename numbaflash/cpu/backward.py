@@ -1,0 +1,260 @@
+"""The CPU backward pass: from a Problem to gradients, through :mod:`differentiate`."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import float64
+from ..dropout import threshold
+from ..problem import Problem
+from ..segments import K_LENGTH, Q_LENGTH, Q_OFFSET
+from . import differentiate
+from .compile import Static
+from .config import machine
+from .gradient_call import make_gradient_call
+from .storage import CODES
+from .threads import run
+
+MAX_BLOCK = 96
+_GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
+
+
+class Statics(NamedTuple):
+    """What a kernel is compiled for: products of a whole panel, of one vector, and the rest."""
+
+    wide: Static
+    narrow: Static
+    kernel: Static
+
+
+class BiasSums(NamedTuple):
+    """How the gradient of a bias is summed; at most one array is not None.
+
+    Attributes
+    ----------
+    dbias : ndarray or None
+        In the bias' own shape, for one that depends on query and key.
+    row_sums, column_sums : ndarray or None
+        Sums of dS over keys and over queries, float64 per head, for one that does not.
+    share_batch, share_heads : bool
+        Sequences or heads add to the same dbias: one job takes them all, in order.
+    """
+
+    dbias: np.ndarray | None = None
+    row_sums: np.ndarray | None = None
+    column_sums: np.ndarray | None = None
+    share_batch: bool = False
+    share_heads: bool = False
+
+
+class Tables(NamedTuple):
+    """Where each sequence's rows, tiles of queries and blocks of keys begin; one more entry holds the total."""
+
+    rows: np.ndarray
+    tiles: np.ndarray
+    blocks: np.ndarray
+
+
+def backward(
+    problem: Problem,
+    dout: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    dlse: np.ndarray | None,
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Gradients of a checked call, by recomputation; equal to the last bit for any number of threads.
+
+    Parameters
+    ----------
+    problem : Problem
+    dout, out : ndarray
+        Head-major views (batch, H, Nq, Dv) of dtype ``problem.out_dtype``, any strides.
+    lse, dlse : ndarray
+        (batch, H, Nq) of the dtype computed in; dlse may be None.
+    dq, dk, dv : ndarray
+        Head-major views of the arrays to write, of q's dtype; rows that belong to no sequence are left alone.
+
+    Returns
+    -------
+    dbias : ndarray or None
+        In ``score.bias_shape``, of the dtype computed in or float64.
+    dsinks : ndarray or None
+        (H,), float64.
+    """
+    segments = problem.segments
+    heads, head_dim, value_dim = problem.q.shape[1], problem.q.shape[3], problem.v.shape[3]
+    kv_heads = problem.k.shape[1]
+    count = len(segments)
+    statics = kernel_statics(problem)
+    static = statics.kernel
+    max_q, max_k = (int(segments[:, column].max(initial=0)) for column in (Q_LENGTH, K_LENGTH))
+    block_q, block_k = block_sizes(static, head_dim, value_dim, max_q, max_k)
+    tables = make_tables(segments, static["rows"], block_q, block_k)
+    row_count, tile_count = int(tables.rows[-1]), int(tables.tiles[-1])
+    bias = bias_sums(problem, row_count, max_k)
+    blocks = tables.blocks
+    if bias.share_batch:
+        blocks = np.array([0, np.diff(blocks).max(initial=0)], np.int64)
+    heads_per_unit = kv_heads if bias.share_heads else 1
+    tile_jobs = tile_count * heads
+    jobs = tile_jobs + int(blocks[-1]) * (kv_heads // max(1, heads_per_unit))
+    sink_sums = None if problem.sinks is None else np.zeros((tile_count, heads))
+    compute = problem.compute_dtype
+    dropout = problem.dropout
+    if jobs:
+        width = head_dim + -head_dim % static["lanes"]
+        turns = np.zeros(1 + tile_jobs, np.int64)
+        statistics = np.empty((2, heads, row_count), compute)
+        several = max_k > block_k
+        sums = np.empty((heads, row_count, width) if several else 0, compute)
+        call = make_gradient_call(
+            dict(
+                q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse, dq=dq, dk=dk, dv=dv,
+                bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi, sinks=problem.sinks,
+                dbias=None if bias.dbias is None
+                else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
+                row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
+                row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns,
+                statistics=statistics, sums=sums,
+            ),
+            scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
+                heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
+                head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
+                block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
+                unit_count=len(blocks) - 1, heads_per_unit=heads_per_unit,
+                segments_per_unit=count if bias.share_batch else 1, tile_jobs=tile_jobs, job_count=jobs,
+                out_code=CODES[problem.out_dtype],
+                bias_code=0 if problem.score.bias is None else CODES[problem.score.bias.dtype],
+                may_hide=problem.mask is not None or problem.score.bias is not None,
+                seed=0 if dropout is None else dropout.seed - (dropout.seed >> 63 << 64),
+                threshold=-1 if dropout is None else threshold(dropout.p),
+            ),
+            dict(
+                scale=problem.scale, softcap=problem.score.softcap or 0.0,
+                keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
+            ),
+        )
+        entry = differentiate.kernel.specialise(
+            (*differentiate.ARGUMENTS, statics.wide, statics.narrow), static
+        )
+        keep = (problem, dout, out, lse, dlse, dq, dk, dv, bias, sink_sums, tables, blocks, turns, statistics, sums)
+        flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
+        run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
+    return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
+
+
+def kernel_statics(problem: Problem) -> Statics:
+    """The constants of the kernel that a call needs."""
+    score = problem.score
+    general = not score.is_empty or problem.mask is not None or problem.dropout is not None
+    return _statics(CODES[problem.q.dtype], general)
+
+
+@lru_cache(maxsize=64)
+def _statics(storage: int, general: bool) -> Statics:
+    # Twice as many rows as vectors of a panel: the accumulators fill the registers, and a row of vectors is as short
+    # as the lanes of common head dimensions want it.
+    m = machine()
+    bits = 64 if storage == CODES[float64] else 32
+    lanes = m.vector_bits // bits
+    common = dict(bits=bits, size=bits // 8, lanes=lanes, rows=12 if m.registers >= 32 else 6)
+    wide = Static(vectors=2, panel=2 * lanes, **common)
+    return Statics(
+        wide, Static(vectors=1, panel=lanes, **common), wide.replace(storage=storage, general=general)
+    )
+
+
+def block_sizes(static: Static, head_dim: int, value_dim: int, max_q: int, max_k: int) -> tuple[int, int]:
+    """Queries to a tile and keys to a block: what is kept per key and per query fits the L2 cache."""
+    room = machine().l2 // 2 // max(1, (3 * head_dim + 2 * value_dim) * static["size"])
+    largest = max(static["panel"], min(MAX_BLOCK, room))
+    block_q = min(largest, max(1, max_q))
+    block_k = min(largest, max(1, max_k))
+    return block_q + -block_q % static["rows"], block_k + -block_k % static["panel"]
+
+
+def make_tables(segments: np.ndarray, rows: int, block_q: int, block_k: int) -> Tables:
+    """Running totals over the sequences; rows are counted in whole blocks of the microkernel."""
+
+    def totals(counts: np.ndarray) -> np.ndarray:
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+    q_length, k_length = segments[:, Q_LENGTH], segments[:, K_LENGTH]
+    return Tables(totals(-(-q_length // rows) * rows), totals(-(-q_length // block_q)), totals(-(-k_length // block_k)))
+
+
+def bias_sums(problem: Problem, row_count: int, max_k: int) -> BiasSums:
+    """The arrays in which the gradient of the bias is summed."""
+    shape = problem.score.bias_shape
+    if problem.score.bias is None:
+        return BiasSums()
+    sequences, heads = len(problem.segments), problem.q.shape[1]
+    if shape[2] > 1 and shape[3] > 1:
+        return BiasSums(dbias=np.zeros(shape, problem.compute_dtype), share_batch=shape[0] < sequences,
+                        share_heads=shape[1] < heads)
+    if shape[2] > 1:
+        return BiasSums(row_sums=np.zeros((heads, row_count)))
+    return BiasSums(column_sums=np.zeros((sequences, heads, max_k)))
+
+
+def bias_gradient(problem: Problem, sums: BiasSums, tables: Tables) -> np.ndarray | None:
+    """The gradient in the bias' shape from what the kernel has summed."""
+    if sums.row_sums is None and sums.column_sums is None:
+        return sums.dbias
+    shape = problem.score.bias_shape
+    if sums.column_sums is not None:
+        dbias = np.zeros((*sums.column_sums.shape[:2], 1, problem.score.bias.shape[3]))
+        dbias[:, :, 0, : sums.column_sums.shape[2]] = sums.column_sums
+    else:
+        dbias = np.zeros((*problem.score.bias.shape[:3], 1))
+        for number, length in enumerate(problem.segments[:, Q_LENGTH].tolist()):
+            first = tables.rows[number]
+            dbias[number, :, :length, 0] = sums.row_sums[:, first : first + length]
+    axes = tuple(axis for axis in range(4) if shape[axis] == 1)
+    return dbias.sum(axis=axes, keepdims=True)
+
+
+def scratch_layout(static: Static, block_q: int, block_k: int, head_dim: int, value_dim: int) -> dict[str, int]:
+    """Offsets of the parts of a thread's scratch, each on a cache line of its own, and their total."""
+    lanes, size = static["lanes"], static["size"]
+    width, value_width = (dim + -dim % lanes for dim in (head_dim, value_dim))
+    keys = block_k + -block_k % static["rows"]
+    # A row of a tile of scores is one vector longer than the block, which spreads it over the sets of the cache;
+    # two vectors behind the last row are read or written in passing.
+    tile = (block_q * (block_k + lanes) + 2 * max(lanes, static["rows"])) * size
+    general = static["general"]
+    parts = dict(
+        at_q=block_q * width * size,
+        at_dout=block_q * value_width * size,
+        at_scores=max(tile, block_q * value_width * size),
+        at_products=tile,
+        at_derivatives=tile if general else 0,
+        at_keep=tile + 64 if general else 0,
+        at_k_lanes=block_k * head_dim * size,
+        at_v_lanes=block_k * value_dim * size,
+        at_keys=keys * width * size,
+        at_dk=keys * width * size,
+        at_dv=keys * value_width * size,
+        at_dq=block_q * width * size,
+        at_column_sum=(block_k + lanes) * size,
+        at_rows=8 * (block_k + static["panel"]),
+    )
+    offsets, total = {}, 64
+    for name, length in parts.items():
+        offsets[name] = total
+        total += length + 63 & ~63
+    offsets["at_keep"] += 64  # dropout's first pair of keys may begin before the tile
+    return offsets | {"scratch_bytes": total}
+
+
+def visible_pairs(problem: Problem) -> float:
+    """About how many pairs of query and key the band shows, over all sequences."""
+    segments = problem.segments
+    q_length, k_length = segments[:, Q_LENGTH].astype(float), segments[:, K_LENGTH].astype(float)
+    middle = q_length / 2 + segments[:, Q_OFFSET]
+    seen = np.minimum(k_length, middle + problem.band.right + 1) - np.maximum(0, middle - problem.band.left)
+    return float((q_length * np.maximum(seen, 0)).sum())

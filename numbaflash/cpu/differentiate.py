@@ -1,0 +1,499 @@
+"""The backward kernel: FlashAttention-2 (Dao, 2023, algorithm 2) with keys in vector lanes.
+
+A job is one block of keys of one KV head. K and V are packed once per job; then the tiles of queries that see the
+block pass by, those of all heads of the group one after the other:
+
+    S = Q K^T,  dP = dO V^T,  P and dS from them,  dQ += dS K,  dV += P^T dO,  dK += dS^T Q
+
+Every product has the numbers of its left factor broadcast and vectors of its right factor as they lie. dK and dV stay
+with the job. dQ of a tile is summed over the blocks in falling order, whoever computes them: each block waits for its
+turn at the tile, and since jobs begin in that order too, the wait is for a job that runs already. So all cores work
+on one head, no partial sums are kept, and the bits do not depend on the number of threads.
+
+Jobs below ``tile_jobs`` come first and prepare a tile of queries each: lse, delta and what sinks need.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numba import types
+from numba.np.numpy_support import from_dtype
+
+from ..jit import compile_plain
+from ..segments import (
+    K_BATCH, K_INDEX, K_LENGTH, K_START, Q_BATCH, Q_INDEX, Q_LENGTH, Q_OFFSET, Q_START, SEQUENCE,
+)
+from ..visibility import tile_range, visible_range
+from .compile import HELPER_OPTIONS, Kernel, helper
+from .gemm import gemm_add, gemm_set
+from .gradient_call import GRADIENT_CALL
+from .gradient_nonfinite import add_visible_products
+from .gradient_stages import (
+    alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors, scale_scores,
+)
+from .gradient_tile import (
+    add_tile, dot, dropped_weights, edge_weights, multiply_tile, row_sum, staged_weights, store_rows, weights,
+)
+from .ordering import publish, publish_one_more, wait_for
+from .simd import fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64, store_i64
+from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
+from .tiles import all_finite, fill, pack_panel, pack_rows
+
+FIELD = 8
+SEGMENT = 80  # bytes of a row of the segment table
+
+visible = compile_plain(visible_range, numba.njit(**HELPER_OPTIONS))
+tiles_seen = compile_plain(tile_range, numba.njit(**HELPER_OPTIONS))
+
+
+@helper
+def load_float(static, address):
+    """A number of the dtype computed in, as float64."""
+    if static.bits == 32:
+        return np.float64(load_f32(address))
+    return load_f64(address)
+
+
+@helper
+def store_float(static, address, value):
+    """Round a float64 to the dtype computed in."""
+    if static.bits == 32:
+        store_f32(address, np.float32(value))
+    else:
+        store_f64(address, value)
+
+
+@helper
+def find(starts, count, value):
+    """The last i of ``count`` with ``starts[i] <= value``, in a table of rising int64."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if load_i64(starts + 8 * middle) <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@helper
+def whole_rows(static, rows):
+    """Rounded up to what the microkernel takes at once."""
+    return (rows + static.rows - 1) // static.rows * static.rows
+
+
+@helper
+def padded(static, columns):
+    """Rounded up to whole vectors."""
+    return (columns + static.lanes - 1) // static.lanes * static.lanes
+
+
+# ----------------------------------------------------------------------------------------------------- products
+
+
+@helper
+def multiply(wide, narrow, a, a_row, b, b_row, b_panel, c, c_row, rows, inner, columns):
+    """C = A B panel by panel; A has adjacent columns, ``b_panel`` bytes lie between panels of B."""
+    done = 0
+    while columns - done > narrow.lanes:
+        gemm_set(wide, a, a_row, wide.size, b, b_row, c + done * wide.size, c_row, rows, inner, 0)
+        b += b_panel
+        done += wide.panel
+    if done < columns:
+        gemm_set(narrow, a, a_row, narrow.size, b, b_row, c + done * narrow.size, c_row, rows, inner, 0)
+
+
+@helper
+def multiply_add(wide, narrow, a, a_row, a_column, b, c, stride, rows, inner, columns):
+    """C += A B for B and C with adjacent columns and one row stride."""
+    done = 0
+    while columns - done > narrow.lanes:
+        at = done * wide.size
+        gemm_add(wide, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
+        done += wide.panel
+    if done < columns:
+        at = done * narrow.size
+        gemm_add(narrow, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
+
+
+# ---------------------------------------------------------------------------------------------- rows and tables
+
+
+@helper
+def clear_padding(static, tile, rows, columns, all_rows):
+    """Zeros where a tile of ``rows`` x ``columns`` is padded to whole vectors and to ``all_rows``."""
+    width = padded(static, columns)
+    if width > columns:
+        fill(static, tile, rows * width, 0.0)
+    fill(static, tile + rows * width * static.size, (all_rows - rows) * width, 0.0)
+    return width * static.size
+
+
+@helper
+def load_inputs(static, tile, source, row_stride, column_stride, rows, columns, all_rows):
+    """Convert rows of an array of q's dtype into a tile of whole vectors, zeros in the padding."""
+    stride = clear_padding(static, tile, rows, columns, all_rows)
+    pack_rows(static, static.storage, tile, stride, source, row_stride, column_stride, rows, columns)
+
+
+@helper
+def load_outputs(static, code, tile, source, row_stride, column_stride, rows, columns, all_rows):
+    """The same for out and dout, which may have another dtype."""
+    stride = clear_padding(static, tile, rows, columns, all_rows)
+    if code == FLOAT32:
+        pack_rows(static, FLOAT32, tile, stride, source, row_stride, column_stride, rows, columns)
+    elif code == FLOAT64:
+        pack_rows(static, FLOAT64, tile, stride, source, row_stride, column_stride, rows, columns)
+    elif code == FLOAT16:
+        pack_rows(static, FLOAT16, tile, stride, source, row_stride, column_stride, rows, columns)
+    else:
+        pack_rows(static, BFLOAT16, tile, stride, source, row_stride, column_stride, rows, columns)
+
+
+@helper
+def load_keys(static, call, scratch, panels, rows, row_stride, columns, column_stride, count):
+    """Transpose ``count`` rows into panels with the rows in their lanes."""
+    table = scratch + call.at_rows
+    lanes = (count + static.panel - 1) // static.panel * static.panel
+    for lane in range(lanes):
+        store_i64(table + 8 * lane, rows + min(lane, count - 1) * row_stride)
+    for first in range(0, lanes, static.panel):
+        pack_panel(static, static.storage, panels + first * columns * static.size, table + 8 * first, columns,
+                   column_stride, 1.0)
+
+
+@helper
+def add_bias(static, code, scores, stride, rows, columns, bias, bias_row, bias_column):
+    """Add a tile of bias of any dtype."""
+    if code == FLOAT32:
+        combine_rows(static, FLOAT32, scores, stride, rows, columns, bias, bias_row, bias_column)
+    elif code == FLOAT64:
+        combine_rows(static, FLOAT64, scores, stride, rows, columns, bias, bias_row, bias_column)
+    elif code == FLOAT16:
+        combine_rows(static, FLOAT16, scores, stride, rows, columns, bias, bias_row, bias_column)
+    else:
+        combine_rows(static, BFLOAT16, scores, stride, rows, columns, bias, bias_row, bias_column)
+
+
+@helper
+def statistics_of(static, call, tile_row, head):
+    """Address of lse of a row of a head; delta lies ``heads * row_count`` numbers further on."""
+    return call.statistics + (head * call.row_count + tile_row) * static.size
+
+
+# ------------------------------------------------------------------------------------------ the jobs that prepare
+
+
+@helper
+def prepare_tile(static, call, scratch, job):
+    """lse with +inf where nothing is seen, delta, the gradient of the sink; zeros for a tile that sees nothing."""
+    head = job % call.heads
+    tile = job // call.heads
+    number = find(call.tile_starts, call.segment_count, tile)
+    segment = call.segments + SEGMENT * number
+    first = (tile - load_i64(call.tile_starts + 8 * number)) * call.block_q
+    q_length = load_i64(segment + FIELD * Q_LENGTH)
+    rows = min(call.block_q, q_length - first)
+    batch, start = load_i64(segment + FIELD * Q_BATCH), load_i64(segment + FIELD * Q_START)
+    row = start + first
+
+    width = padded(static, call.value_dim)
+    stride = width * static.size
+    dout, out = scratch + call.at_dout, scratch + call.at_scores
+    load_outputs(static, call.out_code, dout,
+                 call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
+                 call.dout_n, call.dout_d, rows, call.value_dim, rows)
+    load_outputs(static, call.out_code, out,
+                 call.out + batch * call.out_b + head * call.out_h + row * call.out_n,
+                 call.out_n, call.out_d, rows, call.value_dim, rows)
+    lse_row = call.lse + batch * call.lse_b + head * call.lse_h + row * call.lse_n
+    dlse_row = call.dlse + batch * call.dlse_b + head * call.dlse_h + row * call.dlse_n
+    lse_at = statistics_of(static, call, load_i64(call.row_starts + 8 * number) + first, head)
+    delta_at = lse_at + call.heads * call.row_count * static.size
+    sink_sum = 0.0
+    for i in range(rows):
+        lse = load_float(static, lse_row + i * call.lse_n)
+        delta = dot(static, dout + i * stride, out + i * stride, width)
+        if call.dlse:
+            delta -= load_float(static, dlse_row + i * call.dlse_n)
+        if call.sinks and lse != -np.inf:
+            sink_sum -= math.exp(load_f64(call.sinks + 8 * head) - lse) * delta
+        # A row that sees nothing has lse -inf: its weights exp(s - lse) shall be 0, not infinite.
+        store_float(static, lse_at + i * static.size, np.inf if lse == -np.inf else lse)
+        store_float(static, delta_at + i * static.size, delta)
+    if call.sinks:
+        store_f64(call.sink_sums + 8 * (tile * call.heads + head), sink_sum)
+
+    low, _, _, high = visible(first, first + rows, load_i64(segment + FIELD * K_LENGTH),
+                              load_i64(segment + FIELD * Q_OFFSET), call.left, call.right)
+    if low >= high:
+        zeros = scratch + call.at_q
+        fill(static, zeros, rows * padded(static, call.head_dim), 0.0)
+        store_dq(static, call, batch, head, row, zeros, rows)
+
+
+@helper
+def store_dq(static, call, batch, head, row, tile, rows):
+    """Scale, round and write a tile of dq."""
+    store_rows(static, static.storage, call.dq + batch * call.dq_b + head * call.dq_h + row * call.dq_n,
+               call.dq_n, call.dq_d, tile, padded(static, call.head_dim) * static.size, rows, call.head_dim,
+               call.scale)
+
+
+# ------------------------------------------------------------------------------------- one tile of queries and keys
+
+
+@helper
+def make_weights(static, call, scratch, segment, number, head, first, rows, key, keys, edge, lse, delta):
+    """Turn scores and products of a tile into (Z *) P and dS, through the stages of a non-empty Score."""
+    scores, products = scratch + call.at_scores, scratch + call.at_products
+    stride = (call.block_k + static.lanes) * static.size
+    columns = padded(static, keys)
+    offset = load_i64(segment + FIELD * Q_OFFSET)
+    low = first + offset - call.left - key
+    high = first + offset + call.right + 1 - key
+    if not static.general:
+        if edge:
+            edge_weights(static, scores, products, stride, rows, columns, lse, delta, call.scale, low, high)
+        else:
+            weights(static, scores, products, stride, rows, columns, lse, delta, call.scale, 0, 0)
+        return
+    scale_scores(static, scores, stride, rows, columns, call.scale)
+    if call.softcap > 0:
+        cap_scores(static, scores, scratch + call.at_derivatives, stride, rows, columns, call.softcap)
+    if call.bias:
+        add_bias(static, call.bias_code, scores, stride, rows, keys,
+                 call.bias + number * call.bias_b + head * call.bias_h + first * call.bias_q + key * call.bias_k,
+                 call.bias_q, call.bias_k)
+    if call.alibi:
+        slope = load_f64(call.alibi + number * call.alibi_b + head * call.alibi_h)
+        alibi_rows(static, scores, stride, rows, columns, first + offset - key, slope)
+    if call.mask:
+        combine_rows(static, BOOLEAN, scores, stride, rows, keys,
+                     call.mask + number * call.mask_b + head * call.mask_h + first * call.mask_q + key * call.mask_k,
+                     call.mask_q, call.mask_k)
+    if edge:
+        hide_outside_band(static, scores, stride, rows, columns, low, high)
+    if call.threshold >= 0:
+        keep = scratch + call.at_keep
+        keep_factors(static, keep, stride, rows, columns, load_i64(segment + FIELD * Q_INDEX) + first,
+                     load_i64(segment + FIELD * K_INDEX) + key, call.head_origin + head,
+                     load_i64(segment + FIELD * SEQUENCE), call.seed, call.threshold, call.keep_factor)
+        dropped_weights(static, scores, products, keep, stride, rows, columns, lse, delta)
+    else:
+        staged_weights(static, scores, products, 0, stride, rows, columns, lse, delta)
+
+
+@helper
+def add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys):
+    """dS of a tile joins the gradient of the bias, or the sums over queries that its shape asks for."""
+    products = scratch + call.at_products
+    stride = (call.block_k + static.lanes) * static.size
+    if call.dbias:
+        target = call.dbias + number * call.dbias_b + head * call.dbias_h + first * call.dbias_q + key * static.size
+        add_tile(static, target, call.dbias_q, products, stride, rows, keys)
+    elif call.column_sums:
+        partial = scratch + call.at_column_sum
+        fill(static, partial, call.block_k, 0.0)
+        add_tile(static, partial, 0, products, stride, rows, keys)
+        target = call.column_sums + ((number * call.heads + head) * call.key_extent + key) * 8
+        for k in range(keys):
+            store_f64(target + 8 * k, load_f64(target + 8 * k) + load_float(static, partial + k * static.size))
+
+
+@helper
+def add_row_sums(static, call, scratch, number, head, tile_row, rows, keys):
+    """Sums of dS over keys, for a bias that is the same for all keys; at the tile's turn."""
+    stride = (call.block_k + static.lanes) * static.size
+    target = call.row_sums + 8 * (head * call.row_count + tile_row)
+    for i in range(rows):
+        total = row_sum(static, scratch + call.at_products + i * stride, keys)
+        store_f64(target + 8 * i, load_f64(target + 8 * i) + total)
+
+
+@helper
+def differentiate_tile(
+    static, wide, narrow, call, scratch, segment, number, head, tile, key, keys, block, keys_finite
+):
+    """All that one tile of queries of one head and one block of keys have to do with each other."""
+    size = static.size
+    q_length, k_length = load_i64(segment + FIELD * Q_LENGTH), load_i64(segment + FIELD * K_LENGTH)
+    offset = load_i64(segment + FIELD * Q_OFFSET)
+    batch, start = load_i64(segment + FIELD * Q_BATCH), load_i64(segment + FIELD * Q_START)
+    first = tile * call.block_q
+    rows = min(call.block_q, q_length - first)
+    all_rows = whole_rows(static, rows)
+    _, all_low, all_high, _ = visible(key, key + keys, q_length, -offset, call.right, call.left)
+    edge = first < all_low or first + rows > all_high
+
+    q_stride, v_stride = padded(static, call.head_dim) * size, padded(static, call.value_dim) * size
+    stride = (call.block_k + static.lanes) * size
+    q, dout = scratch + call.at_q, scratch + call.at_dout
+    scores, products = scratch + call.at_scores, scratch + call.at_products
+    row = start + first
+    load_inputs(static, q, call.q + batch * call.q_b + head * call.q_h + row * call.q_n, call.q_n, call.q_d,
+                rows, call.head_dim, all_rows)
+    load_outputs(static, call.out_code, dout, call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
+                 call.dout_n, call.dout_d, rows, call.value_dim, all_rows)
+
+    # At an edge the products leave out what no query of a group of rows, or no key of a panel, has to do with.
+    for panel in range(0, keys, static.panel):
+        columns = min(static.panel, keys - panel)
+        low, high = 0, all_rows
+        if edge:
+            low, high = rows_seen(static, call, first, rows, key + panel, columns, q_length, offset)
+        at = panel * call.head_dim * size
+        multiply(wide, narrow, q + low * q_stride, q_stride, scratch + call.at_k_lanes + at, static.panel * size, 0,
+                 scores + low * stride + panel * size, stride, high - low, call.head_dim, columns)
+        at = panel * call.value_dim * size
+        multiply(wide, narrow, dout + low * v_stride, v_stride, scratch + call.at_v_lanes + at, static.panel * size, 0,
+                 products + low * stride + panel * size, stride, high - low, call.value_dim, columns)
+
+    tile_row = load_i64(call.row_starts + 8 * number) + first
+    lse = statistics_of(static, call, tile_row, head)
+    delta = lse + call.heads * call.row_count * size
+    make_weights(static, call, scratch, segment, number, head, first, rows, key, keys, edge, lse, delta)
+    if static.general:
+        add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys)
+
+    # Hidden pairs have weight 0, yet 0 * NaN is NaN: tiles that hold such numbers take a path of their own.
+    finite = True
+    if edge or call.may_hide:
+        finite = (keys_finite and all_finite(static, q, q_stride, rows, call.head_dim)
+                  and all_finite(static, dout, v_stride, rows, call.value_dim))
+
+    block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset, call.left, call.right)
+    begins, ends = block == block_high - 1, block == block_low
+    turn = call.turns + 8 * (1 + (load_i64(call.tile_starts + 8 * number) + tile) * call.heads + head)
+    dq = call.sums + (head * call.row_count + tile_row) * q_stride
+    if begins and ends:
+        dq = scratch + call.at_dq
+    else:
+        wait_for(turn, block_high - 1 - block)
+    if begins:
+        fill(static, dq, all_rows * padded(static, call.head_dim), 0.0)
+    if static.general and call.row_sums:
+        add_row_sums(static, call, scratch, number, head, tile_row, rows, keys)
+    if static.general and call.softcap > 0:
+        multiply_tile(static, products, scratch + call.at_derivatives, stride, rows, padded(static, keys))
+    if finite:
+        step = static.rows if edge else call.block_q
+        for i in range(0, rows, step):
+            count = min(step, all_rows - i)
+            low, high = 0, keys
+            if edge:
+                low, _, _, high = visible(first + i, first + min(i + count, rows), k_length, offset, call.left, call.right)
+                low, high = max(low - key, 0), min(high - key, keys)
+            if low < high:
+                multiply_add(wide, narrow, products + i * stride + low * size, stride, size,
+                             scratch + call.at_keys + low * q_stride, dq + i * q_stride, q_stride,
+                             count, high - low, padded(static, call.head_dim))
+    else:
+        add_visible_products(static, call, scratch, segment, number, head, first, rows, key, keys, dq)
+    if ends:
+        store_dq(static, call, batch, head, row, dq, rows)
+    publish(turn, block_high - block)
+
+    if finite:
+        step = static.rows if edge else call.block_k
+        all_keys = whole_rows(static, keys)
+        for i in range(0, keys, step):
+            count = min(step, all_keys - i)
+            low, high = 0, rows
+            if edge:
+                low, _, _, high = visible(key + i, key + min(i + count, keys), q_length, -offset, call.right, call.left)
+                low, high = max(low - first, 0), min(high - first, rows)
+            if low < high:
+                at = low * stride + i * size
+                multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride,
+                             scratch + call.at_dv + i * v_stride, v_stride, count, high - low,
+                             padded(static, call.value_dim))
+                multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride,
+                             scratch + call.at_dk + i * q_stride, q_stride, count, high - low,
+                             padded(static, call.head_dim))
+
+
+@helper
+def rows_seen(static, call, first, rows, key, keys, q_length, offset):
+    """Rows of a tile that see some of the keys, as whole blocks of the microkernel."""
+    low, _, _, high = visible(key, key + keys, q_length, -offset, call.right, call.left)
+    low, high = max(low - first, 0), min(high - first, rows)
+    if low >= high:
+        return 0, 0
+    return low // static.rows * static.rows, whole_rows(static, high)
+
+
+# ------------------------------------------------------------------------------------------------ one block of keys
+
+
+@helper
+def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, block):
+    """dk and dv of one block of keys, and its part of dq."""
+    segment = call.segments + SEGMENT * number
+    k_length = load_i64(segment + FIELD * K_LENGTH)
+    key = block * call.block_k
+    keys = min(call.block_k, k_length - key)
+    batch, start = load_i64(segment + FIELD * K_BATCH), load_i64(segment + FIELD * K_START) + key
+    k_stride, v_stride = padded(static, call.head_dim) * static.size, padded(static, call.value_dim) * static.size
+    dk, dv = scratch + call.at_dk, scratch + call.at_dv
+    all_keys = whole_rows(static, keys)
+    fill(static, dk, all_keys * padded(static, call.head_dim), 0.0)
+    fill(static, dv, all_keys * padded(static, call.value_dim), 0.0)
+    low, _, _, high = tiles_seen(
+        key, key + keys, call.block_q, load_i64(segment + FIELD * Q_LENGTH), -load_i64(segment + FIELD * Q_OFFSET),
+        call.right, call.left)
+    if low < high:
+        k_rows = call.k + batch * call.k_b + kv_head * call.k_h + start * call.k_n
+        v_rows = call.v + batch * call.v_b + kv_head * call.v_h + start * call.v_n
+        load_keys(static, call, scratch, scratch + call.at_k_lanes, k_rows, call.k_n, call.head_dim, call.k_d, keys)
+        load_keys(static, call, scratch, scratch + call.at_v_lanes, v_rows, call.v_n, call.value_dim, call.v_d, keys)
+        load_inputs(static, scratch + call.at_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
+        finite = all_finite(static, scratch + call.at_keys, k_stride, keys, call.head_dim)
+        for head in range(kv_head * call.group, (kv_head + 1) * call.group):
+            for tile in range(low, high):
+                differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key, keys,
+                                   block, finite)
+    store_rows(static, static.storage, call.dk + batch * call.dk_b + kv_head * call.dk_h + start * call.dk_n,
+               call.dk_n, call.dk_d, dk, k_stride, keys, call.head_dim, call.scale)
+    store_rows(static, static.storage, call.dv + batch * call.dv_b + kv_head * call.dv_h + start * call.dv_n,
+               call.dv_n, call.dv_d, dv, v_stride, keys, call.value_dim, 1.0)
+
+
+@helper
+def differentiate_unit(static, wide, narrow, call, scratch, job):
+    """The block of a job in all sequences and heads that share one bias; else in one of each."""
+    units = call.kv_heads // call.heads_per_unit
+    blocks_before = job // units
+    first_head = job % units * call.heads_per_unit
+    unit = find(call.block_starts, call.unit_count, blocks_before)
+    block = load_i64(call.block_starts + 8 * (unit + 1)) - 1 - blocks_before
+    first = unit * call.segments_per_unit
+    for number in range(first, first + call.segments_per_unit):
+        k_length = load_i64(call.segments + SEGMENT * number + FIELD * K_LENGTH)
+        if block * call.block_k < k_length:
+            for kv_head in range(first_head, first_head + call.heads_per_unit):
+                differentiate_block(static, wide, narrow, call, scratch, number, kv_head, block)
+
+
+def differentiate(counter, calls, wide, narrow, static):
+    """Take jobs until none is left."""
+    call = calls[0]
+    queue = counter.ctypes.data
+    memory = np.empty(call.scratch_bytes + 64, np.uint8)
+    scratch = (memory.ctypes.data + 63) & ~63
+    job = fetch_add(queue, 1)
+    while job < call.tile_jobs:
+        prepare_tile(static, call, scratch, job)
+        publish_one_more(call.turns)
+        job = fetch_add(queue, 1)
+    if job < call.job_count:
+        wait_for(call.turns, call.tile_jobs)
+    while job < call.job_count:
+        differentiate_unit(static, wide, narrow, call, scratch, job - call.tile_jobs)
+        job = fetch_add(queue, 1)
+    memory[0] = 0  # the kernel knows its scratch by address: keep it alive until here
+
+
+kernel = Kernel(differentiate)
+ARGUMENTS = (types.int64[::1], types.Array(from_dtype(GRADIENT_CALL), 1, "C"))

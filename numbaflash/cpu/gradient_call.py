@@ -1,0 +1,52 @@
+"""The numbers of one backward call as a record, in the manner of :mod:`numbaflash.cpu.call`."""
+
+from typing import Any
+
+import numpy as np
+
+from .call import address_of
+
+STRIDES = {
+    "q": "bhnd", "k": "bhnd", "v": "bhnd", "out": "bhnd", "dout": "bhnd", "lse": "bhn", "dlse": "bhn",
+    "dq": "bhnd", "dk": "bhnd", "dv": "bhnd", "bias": "bhqk", "mask": "bhqk", "alibi": "bh", "dbias": "bhqk",
+}
+TABLES = (
+    "sinks", "segments", "row_starts", "tile_starts", "block_starts", "turns", "statistics", "sums",
+    "row_sums", "column_sums", "sink_sums",
+)
+INTEGERS = (
+    "heads", "kv_heads", "group", "head_dim", "value_dim", "head_origin", "left", "right", "block_q", "block_k",
+    "segment_count", "row_count", "tile_count", "key_extent", "unit_count", "heads_per_unit", "segments_per_unit",
+    "tile_jobs", "job_count", "out_code", "bias_code", "seed", "threshold", "may_hide",
+    "scratch_bytes", "at_q", "at_dout", "at_scores", "at_products", "at_derivatives", "at_keep", "at_k_lanes",
+    "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
+)
+NUMBERS = ("scale", "softcap", "keep_factor")
+
+INTEGER_FIELDS = (
+    *STRIDES, *TABLES, *(f"{name}_{axis}" for name, axes in STRIDES.items() for axis in axes), *INTEGERS,
+)
+GRADIENT_CALL = np.dtype([(name, np.int64) for name in INTEGER_FIELDS] + [(name, np.float64) for name in NUMBERS])
+
+
+def make_gradient_call(arrays: dict[str, Any], integers: dict[str, int], numbers: dict[str, float]) -> np.ndarray:
+    """A record array of one call.
+
+    Parameters
+    ----------
+    arrays : dict
+        ndarray, Operand or None by name; absent ones have address 0.
+    integers, numbers : dict
+        The other fields; those left out are 0.
+    """
+    values = dict(integers)
+    for name in (*STRIDES, *TABLES):
+        pointer, strides = address_of(arrays.get(name))
+        values[name] = pointer
+        for axis, stride in zip(STRIDES.get(name, ""), strides):
+            values[f"{name}_{axis}"] = stride
+    record = np.empty(1, GRADIENT_CALL)
+    count = len(INTEGER_FIELDS)
+    record.view(np.int64)[:count] = [values.get(name, 0) for name in INTEGER_FIELDS]
+    record.view(np.float64)[count:] = [numbers.get(name, 0.0) for name in NUMBERS]
+    return record
