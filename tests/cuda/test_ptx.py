@@ -7,6 +7,7 @@ from cuda.core import Linker, LinkerOptions, ObjectCode
 from numba import cuda, float32, float64, types, uint32
 
 from numbaflash.cuda import compile, ptx
+from numbaflash.cuda.assembly import OUTPUTS
 
 SIGNATURE = (types.int64, types.int32, types.int32, types.uint32[::1], types.float32[::1], types.float64[::1])
 ORDER = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120a"]
@@ -195,25 +196,25 @@ def make_kernel(name):
     """A kernel around one call, whose every register is an input before and an output after it."""
     body = device(CASES[name][1])
     gives_value = ptx.INSTRUCTIONS[name].result is not None
+    gives_registers = any(isinstance(kind, OUTPUTS) for kind in ptx.INSTRUCTIONS[name].operands.values())
 
     def kernel(g, s, i, out_u, out_f, out_d):
         u = cuda.local.array(8, uint32)
         f = cuda.local.array(8, float32)
-        d = cuda.local.array(4, float64)
+        d = cuda.local.array(8, float64)
         for k in range(8):
             u[k] = i + k
             f[k] = i + k
-        for k in range(4):
             d[k] = i + k
         if gives_value:
-            out_d[4] = body(g, s, i, u, f, d)
+            out_d[8] = body(g, s, i, u, f, d)
         else:
             body(g, s, i, u, f, d)
-        for k in range(8):
-            out_u[k] = u[k]
-            out_f[k] = f[k]
-        for k in range(4):
-            out_d[k] = d[k]
+        if gives_registers:
+            for k in range(8):
+                out_u[k] = u[k]
+                out_f[k] = f[k]
+                out_d[k] = d[k]
 
     return kernel
 

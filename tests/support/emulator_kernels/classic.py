@@ -139,5 +139,5 @@ def histogram_case(rng):
 
 def stencil_case(rng):
     x = rng.standard_normal(2 * THREADS).astype(np.float32)
-    return Case(stencil, (types.float32[::1], types.float32[::1], types.int32), (x, np.zeros_like(x), 3),
-                {1: _mean_of_neighbours(x, 3)}, 1e-5, grid=2, block=THREADS)
+    return Case(stencil, (types.float32[::1], types.float32[::1], types.int32), (x, np.zeros_like(x), 7),
+                {1: _mean_of_neighbours(x, 7)}, 1e-5, grid=2, block=THREADS)
