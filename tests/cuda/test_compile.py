@@ -13,6 +13,7 @@ import pytest
 from numba import cuda, float32, types
 
 from numbaflash.cuda import compile, fingerprint, ptx, store
+from numbaflash.cuda.forward_sm80 import ForwardConfig, make_forward
 
 sources_edited = fingerprint.sources_edited
 VECTOR = (types.float32[::1],)
@@ -268,6 +269,12 @@ def test_a_kernel_that_names_what_cannot_be_described_is_kept_in_memory_only(com
     assert compile.compile_ptx(kernel, **ARGUMENTS) is first
     assert compile.compile_cubin(kernel, **ARGUMENTS).identity == ""
     assert compiles == ["ptx", "cubin"] and files(own_cache) == []
+
+
+def test_kernels_of_this_package_have_a_digest_that_tells_configurations_apart():
+    first, second = ForwardConfig(), ForwardConfig(block_k=32)
+    digests = [fingerprint.function_digest(make_forward(config)) for config in (first, first, second)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_recursive_function_has_a_digest():

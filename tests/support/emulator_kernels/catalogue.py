@@ -3,6 +3,7 @@ from emulator_kernels import classic, flash_simt, pipelines, tensor_cores
 
 CASES = {
     "reduction": classic.reduction_case,
+    "grid_reduction": classic.grid_reduction_case,
     "scan": classic.scan_case,
     "matmul": classic.matmul_case,
     "histogram": classic.histogram_case,

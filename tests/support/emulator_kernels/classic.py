@@ -30,6 +30,30 @@ def reduction(x, sums):
 
 
 @cuda.jit
+def grid_reduction(x, partial, ticket, total):
+    """One sum in one launch: the block that comes last adds up what all blocks wrote."""
+    sums = cuda.shared.array(THREADS, float32)
+    last = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    sums[t] = x[cuda.grid(1)]
+    cuda.syncthreads()
+    if t == 0:
+        block_sum = float32(0)
+        for i in range(THREADS):
+            block_sum += sums[i]
+        partial[cuda.blockIdx.x] = block_sum
+        cuda.threadfence()
+        last[0] = cuda.atomic.add(ticket, 0, 1) == cuda.gridDim.x - 1
+        cuda.threadfence()
+    cuda.syncthreads()
+    if last[0] and t == 0:
+        grid_sum = float32(0)
+        for i in range(cuda.gridDim.x):
+            grid_sum += partial[i]
+        total[0] = grid_sum
+
+
+@cuda.jit
 def scan(x, sums):
     """Inclusive scan of each block: shuffles within a warp, the totals of the warps through shared memory."""
     totals = cuda.shared.array(WARPS, int32)
@@ -116,6 +140,14 @@ def reduction_case(rng):
     padded.ravel()[:x.size] = x
     return Case(reduction, (types.float32[::1],) * 2, (x, sums), {1: padded.sum(axis=(0, 2))}, 1e-5,
                 grid=3, block=THREADS)
+
+
+def grid_reduction_case(rng):
+    x = rng.standard_normal(4 * THREADS).astype(np.float32)
+    signature = (types.float32[::1], types.float32[::1], types.int32[::1], types.float32[::1])
+    scratch = np.zeros(4, np.float32), np.zeros(1, np.int32)
+    return Case(grid_reduction, signature, (x, *scratch, np.zeros(1, np.float32)),
+                {3: x.astype(np.float64).sum(keepdims=True)}, 1e-4, grid=4, block=THREADS)
 
 
 def scan_case(rng):
