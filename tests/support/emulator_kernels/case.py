@@ -40,15 +40,13 @@ class Case(NamedTuple):
 
     def launch(self, emulator, text: "str | None" = None, **options):
         """Run this kernel, or a changed text of it; returns the report and the outputs."""
-        outputs = {position: self.arguments[position].copy() for position in self.expected}
-        arguments = []
-        for position, (argument, kind) in enumerate(zip(self.arguments, self.signature, strict=True)):
-            argument = outputs.get(position, argument)
-            is_pointer = isinstance(argument, np.ndarray) and isinstance(kind, types.Integer)
-            arguments.append(emulator.address(argument) if is_pointer else argument)
+        values = [value.copy() if isinstance(value, np.ndarray) else value for value in self.arguments]
+        arguments = [emulator.address(value)
+                     if isinstance(value, np.ndarray) and isinstance(kind, types.Integer) else value
+                     for value, kind in zip(values, self.signature, strict=True)]
         report = emulator.launch(self.ptx() if text is None else text, self.grid, self.block, *arguments,
                                  shared_bytes=self.shared_bytes, arch=self.arch, **options)
-        return report, outputs
+        return report, {position: values[position] for position in self.expected}
 
     def error(self, outputs: dict) -> float:
         """Largest absolute difference from what is expected; inf if anything is not a number."""

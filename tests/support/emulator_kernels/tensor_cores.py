@@ -212,6 +212,7 @@ def flash_mma_case(rng, heads=1, n=128, causal=True, block_q=64, block_k=64):
     wanted = attention(from_bits(q), from_bits(k), from_bits(v), 0.125, causal)
     outputs = (types.float32[:, :, ::1], types.float32[:, ::1])
     signature = (types.int64,) * 3 + (*outputs, types.int32, types.float32)
-    return Case(make_flash(block_q, block_k, causal), signature, (q, k, v, out, lse, int32(n), float32(0.125)),
+    arguments = (q, k, v, out, lse, int32(n), float32(0.125))
+    return Case(make_flash(block_q, block_k, causal), signature, arguments,
                 {3: wanted[0], 4: wanted[1]}, 0.02, grid=(n // block_q, heads), block=2 * block_q,
                 shared_bytes=(block_q + 4 * block_k) * ROW_BYTES, launch_bounds=(2 * block_q, 1))
