@@ -1,0 +1,291 @@
+"""Tiles of the SIMT kernels on their way between global and shared memory.
+
+In shared memory numbers are float32 or float64, what the kernel computes in; 16-bit numbers are widened as they
+are loaded and rounded, once, as they are stored.  A warp moves whole rows, so global accesses are coalesced.
+Nothing outside the valid rows and columns is read: out there, addresses are clamped to the nearest valid one and
+zeros take the place of what was read, which costs no branch.
+"""
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda, float32, float64, int32, int64, uint16, uint32
+
+from numbaflash.cuda import ptx
+from numbaflash.cuda.simt_config import VECTOR_BYTES, SimtConfig
+from numbaflash.cuda.tiles import device
+
+BATCH = 4
+"""Loads that a thread has under way at a time."""
+
+NUMBER = {"float32": float32, "float64": float64}
+
+# --- one thread's share: 16 bytes, or one number ----------------------------------------------------------
+
+
+@device
+def read_float16(x, n, address):
+    bits = cuda.local.array(4, uint32)
+    ptx.ld_global_nc_v4_b32(bits, 0, address)
+    for i in range(4):
+        x[8 * n + 2 * i] = ptx.f16_low(bits[i])
+        x[8 * n + 2 * i + 1] = ptx.f16_high(bits[i])
+
+
+@device
+def read_bfloat16(x, n, address):
+    bits = cuda.local.array(4, uint32)
+    ptx.ld_global_nc_v4_b32(bits, 0, address)
+    for i in range(4):
+        x[8 * n + 2 * i] = ptx.bf16_low(bits[i])
+        x[8 * n + 2 * i + 1] = ptx.bf16_high(bits[i])
+
+
+@device
+def number_float16(address):
+    return ptx.f16_to_f32(ptx.ld_global_nc_b16(address))
+
+
+@device
+def number_bfloat16(address):
+    return ptx.bf16_low(uint32(ptx.ld_global_nc_b16(address)))
+
+
+READ_VECTOR = {"float16": read_float16, "bfloat16": read_bfloat16, "float32": ptx.ld_global_nc_v4_f32,
+               "float64": ptx.ld_global_nc_v2_f64}
+READ_NUMBER = {"float16": number_float16, "bfloat16": number_bfloat16, "float32": ptx.ld_global_nc_f32,
+               "float64": ptx.ld_global_nc_f64}
+LOAD_SHARED = {"float32": ptx.ld_shared_v4_f32, "float64": ptx.ld_shared_v2_f64}
+STORE_SHARED = {"float32": ptx.st_shared_v4_f32, "float64": ptx.st_shared_v2_f64}
+LOAD_NUMBER = {"float32": ptx.ld_shared_f32, "float64": ptx.ld_shared_f64}
+STORE_NUMBER = {"float32": ptx.st_shared_f32, "float64": ptx.st_shared_f64}
+
+
+@device
+def write_same(shared, x, n, column):
+    """Sixteen bytes that need no widening."""
+    ptx.st_shared_v4_f32(shared, x, n)
+
+
+@device
+def write_double(shared, x, n, column):
+    ptx.st_shared_v2_f64(shared, x, n)
+
+
+@device
+def write_widened(shared, x, n, column):
+    """Eight numbers that were 16-bit.
+
+    Every other group of four lanes writes its second half first: eight lanes then hit all banks.
+    """
+    swap = (column >> 5) & 1
+    y = cuda.local.array(8, float32)
+    for i in range(4):
+        low, high = x[8 * n + i], x[8 * n + 4 + i]
+        y[i] = high if swap else low
+        y[4 + i] = low if swap else high
+    ptx.st_shared_v4_f32(shared + 16 * swap, y, 0)
+    ptx.st_shared_v4_f32(shared + 16 - 16 * swap, y, 1)
+
+
+WRITE_VECTOR = {"float16": write_widened, "bfloat16": write_widened, "float32": write_same, "float64": write_double}
+
+
+def make_load(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable:
+    """A device function that brings a tile into shared memory.
+
+    ``load(shared, address, row_stride, column_stride, rows, columns, thread)`` loads the first `rows` rows and
+    `columns` columns (both at least 1), fills the rest of the tile with zeros, and returns this thread's sum of
+    0 * x over what it loaded: 0, or NaN where something is not finite.
+    """
+    size = np.dtype(config.dtype).itemsize if config.dtype != "bfloat16" else 2
+    items = VECTOR_BYTES // size if config.vector else 1
+    pitch, number_bytes, threads = config.pitch(tile_columns), config.size, config.threads
+    pieces = tile_rows * tile_columns // items
+    batch = max(1, min(BATCH, pieces // threads))
+    if pieces % (threads * batch):
+        raise ValueError(f"{tile_rows} x {tile_columns} numbers are no whole number of passes of {threads} threads")
+    shift = (tile_columns // items).bit_length() - 1
+    mask = (1 << shift) - 1
+    step, count = threads * batch, items * batch
+    number = NUMBER[config.compute]
+    read_vector, read_number = READ_VECTOR[config.dtype], READ_NUMBER[config.dtype]
+    write_vector, write_number = WRITE_VECTOR[config.dtype], STORE_NUMBER[config.compute]
+
+    @device
+    def read_piece(x, n, address, column, column_stride):
+        read_vector(x, n, address + column * size)
+
+    @device
+    def write_piece(shared, x, n, column):
+        write_vector(shared, x, n, column)
+
+    @device
+    def read_single(x, n, address, column, column_stride):
+        x[n] = read_number(address + int64(column) * column_stride)
+
+    @device
+    def write_single(shared, x, n, column):
+        write_number(shared, x[n])
+
+    read, write = (read_piece, write_piece) if config.vector else (read_single, write_single)
+
+    @device
+    def load(shared, address, row_stride, column_stride, rows, columns, thread):
+        x = cuda.local.array(count, number)
+        bad = number(0)
+        zero = number(0)
+        for first in range(thread, pieces, step):
+            for n in range(batch):
+                piece = int32(first) + n * threads
+                row = int32(min(piece >> shift, rows - 1))
+                column = int32(min((piece & mask) * items, columns - items))
+                read(x, n, address + int64(row) * row_stride, column, column_stride)
+            for n in range(batch):
+                piece = int32(first) + n * threads
+                row = int32(piece >> shift)
+                column = int32((piece & mask) * items)
+                there = (row < rows) & (column < columns)
+                for i in range(items):
+                    value = x[n * items + i] if there else zero
+                    bad = cuda.fma(value, zero, bad)
+                    x[n * items + i] = value
+                write(int32(shared + row * pitch + column * number_bytes), x, n, column)
+        return bad
+
+    return load
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+
+@device
+def to_odd(x):
+    """float32 of a float64, rounded so that rounding it once more to 16 bits is as rounding x itself.
+
+    Round to odd: the inexact result with an odd last bit (Boldo and Melquiond, 2008).
+    """
+    y = float32(x)
+    back = float64(y)
+    bits = ptx.float_bits(y)
+    if abs(back) > abs(x):
+        bits = uint32(bits - uint32(1))
+    if back != x and x == x:
+        bits = uint32(bits | uint32(1))
+    return ptx.bits_float(bits)
+
+
+@device
+def keep(x):
+    return x
+
+
+@device
+def bits_float16(x):
+    return ptx.cvt_f16(x)
+
+
+@device
+def bits_bfloat16(x):
+    """Round to nearest even by integers: the instruction is younger than sm_75."""
+    bits = ptx.float_bits(x)
+    rounded = uint32(bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
+    return uint16(rounded if x == x else uint32(0x7FC0))
+
+
+def make_store(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable:
+    """A device function that takes a tile from shared to global memory.
+
+    ``store(shared, address, row_stride, column_stride, rows, columns, thread)`` stores the first `rows` rows and
+    `columns` columns.
+    """
+    size = 2 if config.out_dtype == "bfloat16" else np.dtype(config.out_dtype).itemsize
+    items = VECTOR_BYTES // size if config.vector else 1
+    pitch, number_bytes, threads, lanes = config.pitch(tile_columns), config.size, config.threads, config.lanes
+    number = NUMBER[config.compute]
+    pieces = tile_rows * tile_columns // items
+    shift = (tile_columns // items).bit_length() - 1
+    mask = (1 << shift) - 1
+    loads = -(-items // lanes)
+    count = max(items, lanes)
+    load_shared, load_number = LOAD_SHARED[config.compute], LOAD_NUMBER[config.compute]
+    write_vector = WRITE_GLOBAL[config.out_dtype]
+    write_number = WRITE_GLOBAL_NUMBER[config.out_dtype]
+    narrow = to_odd if size == 2 and config.compute == "float64" else keep
+
+    @device
+    def store_pieces(shared, address, row_stride, column_stride, rows, columns, thread):
+        x = cuda.local.array(count, number)
+        for piece in range(thread, pieces, threads):
+            row = int32(piece) >> shift
+            column = (int32(piece) & mask) * items
+            if (row < rows) & (column < columns):
+                place = int32(shared + row * pitch + column * number_bytes)
+                for n in range(loads):
+                    load_shared(x, n, int32(place + n * VECTOR_BYTES))
+                for i in range(items):
+                    x[i] = narrow(x[i])
+                write_vector(address + int64(row) * row_stride + column * size, x)
+
+    @device
+    def store_numbers(shared, address, row_stride, column_stride, rows, columns, thread):
+        for piece in range(thread, pieces, threads):
+            row = int32(piece) >> shift
+            column = int32(piece) & mask
+            if (row < rows) & (column < columns):
+                x = load_number(int32(shared + row * pitch + column * number_bytes))
+                write_number(address + int64(row) * row_stride + int64(column) * column_stride, narrow(x))
+
+    return store_pieces if config.vector else store_numbers
+
+
+def _write_halves(bits_of: Callable) -> Callable:
+    @device
+    def write(address, x):
+        packed = cuda.local.array(4, uint32)
+        for i in range(4):
+            low, high = bits_of(float32(x[2 * i])), bits_of(float32(x[2 * i + 1]))
+            packed[i] = uint32(low) | (uint32(high) << uint32(16))
+        ptx.st_global_v4_b32(address, packed, 0)
+    return write
+
+
+@device
+def _write_float32(address, x):
+    y = cuda.local.array(4, float32)
+    for i in range(4):
+        y[i] = float32(x[i])
+    ptx.st_global_v4_f32(address, y, 0)
+
+
+@device
+def _write_float64(address, x):
+    y = cuda.local.array(2, float64)
+    for i in range(2):
+        y[i] = float64(x[i])
+    ptx.st_global_v2_f64(address, y, 0)
+
+
+@device
+def _number_float16(address, x):
+    ptx.st_global_b16(address, bits_float16(float32(x)))
+
+
+@device
+def _number_bfloat16(address, x):
+    ptx.st_global_b16(address, bits_bfloat16(float32(x)))
+
+
+@device
+def _number_float32(address, x):
+    ptx.st_global_f32(address, float32(x))
+
+
+@device
+def _number_float64(address, x):
+    ptx.st_global_f64(address, float64(x))
+
+
+WRITE_GLOBAL = {"float16": _write_halves(bits_float16), "bfloat16": _write_halves(bits_bfloat16),
+                "float32": _write_float32, "float64": _write_float64}
+WRITE_GLOBAL_NUMBER = {"float16": _number_float16, "bfloat16": _number_bfloat16, "float32": _number_float32,
+                       "float64": _number_float64}
