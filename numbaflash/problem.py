@@ -11,10 +11,12 @@ from . import segments as seg
 from .arrays import FLOAT8, FLOATING, Home, Operand, adopt, bfloat16, float32, float64, home_of, host_values, operand
 from .options import Options
 from .score import Score
-from .visibility import Band, make_band
+from .visibility import UNBOUNDED, Band, make_band
 
 LAYOUTS = ("BHND", "BNHD")
 PRECISIONS = ("ieee", "tf32", "tf32x3")
+LARGEST_OFFSET = UNBOUNDED >> 1
+"""Positions stay far from the reach of an open side of a band."""
 BACKENDS = ("auto", "cpu", "cuda", "emulator")
 
 
@@ -226,8 +228,10 @@ def _real(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a number, not {value!r}")
     try:
         number = float(value)
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, not {type(value).__qualname__}") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, not {number}")
     return number
@@ -255,13 +259,13 @@ def _check_dtypes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
 def _out_dtype(out_dtype: Any, default: np.dtype) -> np.dtype:
     if out_dtype is None:
         return default
+    if isinstance(out_dtype, str) and out_dtype == "bfloat16":
+        return bfloat16
     try:
         dtype = np.dtype(out_dtype)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         dtype = None
-    if out_dtype == "bfloat16":
-        dtype = bfloat16
-    if dtype not in FLOATING:
+    if dtype is None or dtype not in FLOATING:
         raise TypeError(f"out_dtype must be float16, bfloat16, float32 or float64, not {out_dtype!r}")
     return dtype
 
@@ -313,7 +317,7 @@ def _scale(scale: Any, head_dim: int) -> float:
 
 
 def _dropout(p: Any, seed: Any) -> Dropout | None:
-    if seed is None and p == 0.0 and type(p) is float:
+    if seed is None and type(p) is float and p == 0.0:
         return None
     p = _real("dropout_p", p)
     if not 0.0 <= p < 1.0:
@@ -377,6 +381,8 @@ def _integers(name: str, values: Any, count: int, *, lo: int | None = None, hi: 
         raise TypeError(f"{name} must be integers, not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
         raise ValueError(f"{name} must be an integer or {count} integers, one per sequence, not of shape {array.shape}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 1 << 63:
+        raise ValueError(f"{name} holds {int(array.max())}, which is too large")
     array = np.broadcast_to(array.astype(np.int64), (count,))
     if lo is not None and count:
         hi = np.broadcast_to(np.asarray(hi, np.int64), (count,))
@@ -442,6 +448,6 @@ def _lengths_and_offset(
 
 
 def _sane_offset(offset: int) -> int:
-    if abs(offset) >= 1 << 40:
-        raise ValueError(f"q_offset must be below 2**40 in size, not {offset}")
+    if abs(offset) >= LARGEST_OFFSET:
+        raise ValueError(f"q_offset must be below 2**39 in size, not {offset}")
     return offset
