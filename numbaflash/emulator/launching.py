@@ -1,0 +1,168 @@
+"""`launch`: one kernel on NumPy arrays."""
+from __future__ import annotations
+
+import functools
+import time
+
+import numpy as np
+
+from .arguments import Memory, flatten_numba, flatten_ptx, gather
+from .calls import flatten
+from .checks import Checks
+from .compiling import compile_kernel
+from .counters import Counters
+from .decode import Decoder
+from .errors import RaceError
+from .journal import Journal
+from .machine import Machine
+from .memory import Arena
+from .parser import parse
+from .report import Report
+
+
+@functools.lru_cache(maxsize=256)
+def prepared(text: str, entry: str | None):
+    """Module and flat kernel of a PTX text, parsed once per process."""
+    module = parse(text)
+    return module, flatten(module, module.entry(entry))
+
+
+def dimensions(value, name):
+    """A grid or block size as three positive ints."""
+    try:
+        sizes = (int(value),) if np.ndim(value) == 0 else tuple(int(n) for n in value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int or a tuple of up to three ints, not {value!r}") from None
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise ValueError(f"{name} must be one to three positive ints, not {value!r}")
+    return (*sizes, 1, 1)[:3]
+
+
+def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "sm_80", checks=True,
+           copies: str = "late", seed: int | None = None, counters: bool = True, names=None,
+           entry: str | None = None) -> Report:
+    """Run a CUDA kernel on the CPU by interpreting its PTX, and check everything it does.
+
+    Parameters
+    ----------
+    kernel : function or str
+        A ``@numba.cuda.jit`` kernel, a plain Python function to compile as one, or PTX text.
+    grid, block : int or tuple of int
+        Blocks of the grid and threads of a block, in up to three dimensions.
+    *arguments
+        As for a launch on a GPU. NumPy arrays take the place of device arrays and are read and written in place;
+        they may overlap, and have any strides. Where a kernel takes a ``uint64`` pointer, pass `address`
+        of an array; PTX text takes an array for every ``.u64`` parameter that is a pointer.
+    shared_bytes : int
+        Dynamic shared memory of each block.
+    arch : str
+        What to compile for, like "sm_80" or "sm_90a".
+    checks : bool or Checks
+        What is checked; everything by default.
+    copies : {"late", "early"}
+        When asynchronous copies deliver: at the wait, or at once.
+    seed : int, optional
+        Run warps and blocks in a random order instead of in step.
+    counters : bool
+        Count memory traffic.
+    names : sequence of str, optional
+        Names of the arguments for messages; those of the function by default.
+    entry : str, optional
+        Which kernel of a PTX text with several.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    EmulatorError
+        One of its subclasses, if the program does what the PTX ISA does not allow. The arrays are then left as they
+        were. The message names the thread, the array, the Python and the PTX line, and for a race both accesses.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba import cuda
+    >>> from numbaflash import emulator
+    >>> @cuda.jit
+    ... def double(x, y):
+    ...     i = cuda.grid(1)
+    ...     if i < x.size:
+    ...         y[i] = 2 * x[i]
+    >>> x = np.arange(100.0)
+    >>> y = np.zeros_like(x)
+    >>> report = emulator.launch(double, 4, 32, x, y)
+    >>> bool((y == 2 * x).all()), report.global_load.bytes
+    (True, 800)
+    """
+    if isinstance(kernel, str):
+        text, kinds, default_names = kernel, None, [f"argument {n}" for n in range(len(arguments))]
+    else:
+        text, kinds, default_names = compile_kernel(kernel, arguments, arch)
+    names = tuple(names) if names is not None else default_names
+    return launch_text(text, kinds, names, grid, block, arguments, shared_bytes=shared_bytes, checks=checks,
+                       copies=copies, seed=seed, counters=counters, entry=entry)
+
+
+def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late", seed=None,
+                counters=True, entry=None):
+    """`launch` of PTX text; ``kinds`` are the Numba types of the arguments, or None to go by the parameters."""
+    grid, block = dimensions(grid, "grid"), dimensions(block, "block")
+    checks = Checks.of(checks)
+    if block[0] * block[1] * block[2] > 1024:
+        raise ValueError(f"a block has at most 1024 threads, not {block[0] * block[1] * block[2]}")
+    if copies not in ("late", "early"):
+        raise ValueError(f'copies must be "late" or "early", not {copies!r}')
+    if shared_bytes < 0:
+        raise ValueError(f"shared_bytes must not be negative, not {shared_bytes}")
+    if len(names) != len(arguments):
+        raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
+    module, function = prepared(text, entry)
+    settings = (module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed, counters)
+    journal = Journal()
+    try:
+        return execute(*settings, journal)
+    except RaceError:
+        if journal.suspect is None:
+            raise
+    execute(*settings, Journal(watch=journal.suspect))
+    raise AssertionError("the second run of a racy launch did not find the race again")
+
+
+def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed, counters,
+            journal):
+    started = time.perf_counter()
+    arena = Arena()
+    memory = Memory(arena)
+    gather(arguments, names, memory)
+    memory.place()
+    addresses = {}
+    for name, variable in module.variables.items():
+        if variable.space in ("global", "const"):
+            addresses[name] = arena.reserve(f"{variable.space} {name}", variable.nbytes,
+                                            variable.data or bytes(variable.nbytes))
+    parameters = pack(function, kinds, arguments, names, memory)
+    tally = Counters(counters)
+    machine = Machine(function, grid, block, checks, copies, seed, tally, journal)
+    tally.attach(machine, arena.size + 512)
+    machine.decoder = Decoder(machine, module.variables, parameters, arena, addresses, shared_bytes)
+    machine.run()
+    memory.write_back()
+    return tally.report(function.name, time.perf_counter() - started)
+
+
+def pack(function, kinds, arguments, names, memory):
+    """Parameter name -> bytes."""
+    expected = function.parameters
+    if kinds is None:
+        if len(arguments) != len(expected):
+            listed = ", ".join(f".{p.type} {p.name}" for p in expected)
+            raise TypeError(f"{function.name} takes {len(expected)} arguments ({listed}), not {len(arguments)}")
+        return {p.name: flatten_ptx(a, p, n, memory) for a, p, n in zip(arguments, expected, names)}
+    pieces = [piece for a, kind in zip(arguments, kinds) for piece in flatten_numba(a, kind, memory)]
+    if [len(piece) for piece in pieces] != [p.nbytes for p in expected]:
+        raise TypeError(f"the arguments make parameters of {[len(piece) for piece in pieces]} bytes, but "
+                        f"{function.name} takes {[p.nbytes for p in expected]}")
+    return {p.name: piece for p, piece in zip(expected, pieces)}
+

@@ -1,0 +1,97 @@
+"""Control flow (PTX ISA 9.7.12) and instructions that only concern order or caches (9.7.9.15, 9.7.13.4)."""
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import TrapError, UnknownInstruction
+from ..registry import opcode
+
+
+@opcode("bra", section="9.7.12.3", group="control", control=True)
+def bra(d, i):
+    """Go on at the target label; lanes with a false guard fall through."""
+    label = i.operands[0]
+    if label not in d.function.labels:
+        raise UnknownInstruction(f"label {label!r} is not defined")
+    target = d.function.labels[label]
+    guard = d.guard(i)
+    if guard is None:
+        return lambda machine, active, following: target
+
+    def control(machine, active, following):
+        flags = guard()
+        lanes = active.lanes
+        if lanes is not None:
+            flags = flags[lanes]
+        count = np.count_nonzero(flags)
+        if count == len(flags):
+            return target
+        if not count:
+            return following
+        if lanes is None:
+            machine.pc[:] = np.where(flags, target, following)
+        else:
+            machine.pc[lanes] = np.where(flags, target, following)
+        return None
+    return control
+
+
+@opcode("brx.idx", section="9.7.12.4", group="control", control=True)
+def brx(d, i):
+    """Branch to the index-th label of a .branchtargets list."""
+    raise UnknownInstruction("brx.idx is not implemented")
+
+
+@opcode("ret", "exit", section="9.7.12.6, 9.7.12.7", group="control", control=True)
+def exit_(d, i):
+    """The thread ends (a ``ret`` of a called function has become a branch)."""
+    guard = d.guard(i)
+
+    def control(machine, active, following):
+        if guard is None:
+            machine.exit(active)
+            return None
+        flags = guard() if active.lanes is None else guard()[active.lanes]
+        machine.set_pc(active, following)
+        if flags.any():
+            machine.exit(active.subset(flags))
+        return None
+    return control
+
+
+@opcode("trap", "brkpt", section="9.7.19", group="control", control=True)
+def trap(d, i):
+    """Abort the grid."""
+    guard = d.guard(i)
+
+    def control(machine, active, following):
+        flags = np.ones(machine.lanes, bool) if guard is None else guard()
+        lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
+        hit = lanes[flags[lanes]]
+        if len(hit):
+            machine.fail(TrapError, f"{i.parts[0]} executed", i, int(hit[0]), len(hit))
+        return following
+    return control
+
+
+@opcode("membar", "fence", section="9.7.13.4", group="synchronisation")
+def fence(d, i):
+    """Order this thread's accesses; at gpu or sys scope a later atomic can publish them to other blocks."""
+    wide = {"gl", "gpu", "sys", "cluster"} & set(i.parts)
+    clocks, machine = d.machine.clocks, d.machine
+    shadow = d.spaces["global"].shadow
+    if not wide or shadow is None or "proxy" in i.parts:
+        return lambda active: None
+
+    def step(active):
+        lanes = slice(None) if active.lanes is None else active.lanes
+        shadow.order.fence(set(machine.block_id[machine.block_of[lanes]].tolist()), clocks.time)
+        clocks.tick()
+    return step
+
+
+@opcode("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent",
+        "setmaxnreg", "fence.proxy", section="9.7.9.15, 9.7.12, 9.7.19", group="control")
+def nothing(d, i):
+    """No effect that a program can observe here."""
+    return lambda active: None

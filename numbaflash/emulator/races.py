@@ -1,0 +1,503 @@
+"""Who wrote and who read each granule, and whether anything orders two accesses (PTX ISA 8, memory consistency).
+
+Time counts synchronisation events of the launch. A *stamp* is one 64-bit word: time, block, an atomic flag, thread
+of the block. For shared memory each warp has a vector clock, `Clocks.seen[block, warp, other]`: the time up to which
+it knows what ``other`` did (Fidge and Mattern's clocks in the epoch form of FastTrack, Flanagan and Freund 2009). A
+barrier joins the clocks of those who take part. Everything at or before `Clocks.horizon` is known to the lane, so one
+comparison settles the usual case; only accesses that fail it are looked at closely.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from .errors import MemoryFault, RaceError
+
+TIME_SHIFT, BLOCK_SHIFT, ATOMIC = 35, 11, np.uint64(1 << 10)
+THREAD_MASK, BLOCK_MASK = np.uint64(1023), np.uint64((1 << 24) - 1)
+UNALLOCATED = np.uint64(2**64 - 1)
+UNINITIALIZED = np.uint64(2**64 - 2)
+IN_FLIGHT_TIME = (1 << 29) - 2
+IN_FLIGHT = np.uint64(IN_FLIGHT_TIME << TIME_SHIFT)
+LAST_ORDINARY = np.uint64((IN_FLIGHT_TIME << TIME_SHIFT) - 1)
+_TIME, _BLOCK = np.uint64(TIME_SHIFT), np.uint64(BLOCK_SHIFT)
+
+
+def stamp_time(stamp):
+    return (stamp >> _TIME).astype(np.int64)
+
+
+def stamp_block(stamp):
+    return ((stamp >> _BLOCK) & BLOCK_MASK).astype(np.int64)
+
+
+def stamp_thread(stamp):
+    return (stamp & THREAD_MASK).astype(np.int64)
+
+
+class Clocks:
+    """Vector clocks of the warps of a batch, and each lane's share of a stamp."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.time = 1
+        self.warps = machine.warps_per_block
+        self.seen = np.zeros((machine.blocks, self.warps, self.warps), np.int64)
+        self.horizon = np.zeros(machine.lanes, np.uint64)
+        self.who = np.zeros(machine.lanes, np.uint64)
+        self.read_horizon = np.zeros(machine.lanes, np.int64)
+        self._read_mark, self._read_time = np.zeros(machine.lanes, np.int64), -1
+
+    def new_batch(self, block_ids):
+        machine = self.machine
+        self.who[:] = (block_ids[machine.block_of].astype(np.uint64) << _BLOCK) | machine.thread.astype(np.uint64)
+        self.time += 1
+        self.seen[:] = self.time
+        self.refresh()
+        self.time += 1
+
+    def refresh(self, blocks=slice(None)):
+        """Recompute what every lane knows, after a change of `seen`."""
+        machine = self.machine
+        known = np.repeat(self.seen[blocks].min(axis=2), 32, axis=1)
+        if self.enabled_races():
+            self.horizon.reshape(machine.blocks, -1)[blocks] = \
+                (known.astype(np.uint64) << _TIME) | np.uint64((1 << TIME_SHIFT) - 1)
+        else:
+            self.horizon[:] = LAST_ORDINARY
+        self.read_horizon.reshape(machine.blocks, -1)[blocks] = known << 5 | 31
+
+    def enabled_races(self):
+        return self.machine.checks.races
+
+    def barrier_blocks(self, blocks=slice(None)):
+        """All warps of ``blocks`` met: each knows everything the others did."""
+        self.seen[blocks] = self.time
+        self.refresh(blocks)
+        self.time += 1
+
+    def release(self, block, warps):
+        """What ``warps`` of ``block`` know now, themselves included: the clock a barrier or mbarrier collects."""
+        clock = self.seen[block, warps].max(axis=0)
+        clock[warps] = self.time
+        return clock
+
+    def acquire(self, block, warps, clock):
+        self.seen[block, warps] = np.maximum(self.seen[block, warps], clock)
+        self.refresh(np.array([block]))
+
+    def tick(self):
+        self.time += 1
+
+    def warp_barrier(self, warps):
+        """``bar.warp.sync``: lanes of each warp (batch numbers) know each other's accesses."""
+        block, warp = np.divmod(warps, self.warps)
+        self.seen[block, warp, warp] = self.time
+        self.refresh(np.unique(block))
+        self.time += 1
+
+    def own(self):
+        """The stamp of an access made now, per lane."""
+        return self.who | np.uint64(self.time << TIME_SHIFT)
+
+    def read_mark(self):
+        if self._read_time != self.time:
+            self._read_time = self.time
+            self._read_mark = self.machine.lane_in_warp | self.time << 5
+        return self._read_mark
+
+
+class SharedShadow:
+    """Last writer and the readers of each granule of shared memory."""
+
+    def __init__(self, space, machine):
+        self.space, self.machine, self.clocks = space, machine, machine.clocks
+        self.size = (len(space.bytes) >> space.shift) + 16
+        self.stamps = np.full(self.size, UNALLOCATED, np.uint64)
+        self.readers = np.zeros(machine.warps_per_block * self.size, np.int64)
+        self.reader_row = machine.warp_in_block * self.size
+        self.races = machine.checks.races
+        self.latest = np.zeros(self.size, np.int64) if machine.warps_per_block > 8 else None
+        self.writers, self.where = {}, None
+        self.layout = None
+
+    def new_batch(self, layout):
+        self.stamps[:] = layout
+        self.readers[:] = 0
+        if self.latest is not None:
+            self.latest[:] = 0
+
+    # ---- accesses
+    def load(self, granule, active, access, values):
+        lanes, clocks = active.lanes, self.clocks
+        horizon = clocks.horizon if lanes is None else clocks.horizon[lanes]
+        for step in access.steps:
+            at = granule + step if step else granule
+            stamp = self.stamps.take(at)
+            late = stamp > horizon
+            if late.any():
+                self.examine(at, stamp, late, active, access, "load", None)
+            if self.races:
+                self.mark_read(at, lanes)
+
+    def mark_read(self, at, lanes):
+        mark = self.clocks.read_mark()
+        if lanes is None:
+            self.readers[at + self.reader_row] = mark
+            if self.latest is not None:
+                self.latest[at] = self.clocks.time << 5 | 31
+        else:
+            self.readers[at + self.reader_row[lanes]] = mark[lanes]
+            if self.latest is not None:
+                self.latest[at] = self.clocks.time << 5 | 31
+
+    def store(self, granule, active, access, values, kind="store", flag=None):
+        lanes, clocks = active.lanes, self.clocks
+        horizon = clocks.horizon if lanes is None else clocks.horizon[lanes]
+        own = clocks.own()
+        if flag is not None:
+            own |= flag
+        own = own if lanes is None else own[lanes]
+        for step in access.steps:
+            at = granule + step if step else granule
+            stamp = self.stamps.take(at)
+            late = stamp > horizon
+            if late.any():
+                late &= stamp != UNINITIALIZED
+                if late.any():
+                    self.examine(at, stamp, late, active, access, kind, values)
+            if self.races:
+                self.check_readers(at, active, access)
+            self.stamps[at] = own
+            if self.races and kind == "store":
+                lost = self.stamps.take(at) != own
+                if lost.any():
+                    self.collision(at, lost, own, active, access, values)
+
+    def atomic(self, granule, active, access, values):
+        lanes = active.lanes
+        horizon = self.clocks.horizon if lanes is None else self.clocks.horizon[lanes]
+        for step in access.steps:
+            stamp = self.stamps.take(granule + step)
+            late = stamp > horizon
+            if late.any():
+                self.examine(granule + step, stamp, late, active, access, "atomic", None)
+        self.store(granule, active, access, None, "atomic", ATOMIC)
+
+    # ---- the close look
+    def examine(self, at, stamp, late, active, access, kind, values):
+        """Accesses whose granule was written at a time the lane does not know of as a whole."""
+        shift = self.space.shift
+        special = late & (stamp >= IN_FLIGHT)
+        if special.any():
+            unallocated = stamp == UNALLOCATED
+            if unallocated.any():
+                access.unallocated(at << shift, active, unallocated)
+            uninitialized = stamp == UNINITIALIZED
+            if uninitialized.any() and kind != "store" and self.machine.checks.initialized:
+                access.uninitialized(at << shift, active, uninitialized)
+            flying = (stamp >= IN_FLIGHT) & (stamp < UNINITIALIZED)
+            if flying.any():
+                if kind != "store" and self.machine.checks.initialized:
+                    access.uninitialized(at << shift, active, flying, in_flight=True)
+                if self.races:
+                    self.race(access, active, at, flying, stamp, kind, "an asynchronous copy still writes there")
+            late = late & ~special
+        if not self.races or not late.any():
+            return
+        which = np.flatnonzero(late)
+        lanes = which if active.lanes is None else active.lanes[which]
+        stamps = stamp[which]
+        machine = self.machine
+        thread = stamp_thread(stamps)
+        other = thread != machine.thread[lanes]
+        known = self.clocks.seen[machine.block_of[lanes], machine.warp_in_block[lanes], thread >> 5]
+        bad = other & (stamp_time(stamps) > known)
+        if kind == "atomic":
+            bad &= (stamps & ATOMIC) == 0
+        if bad.any() and kind == "store" and values is not None:
+            bad &= ~self.same_value(access, active, which, at, values)
+        if bad.any():
+            flags = np.zeros(len(late), bool)
+            flags[which[bad]] = True
+            self.race(access, active, at, flags, stamp, kind)
+
+    def check_readers(self, at, active, access):
+        lanes, clocks, machine = active.lanes, self.clocks, self.machine
+        horizon = clocks.read_horizon if lanes is None else clocks.read_horizon[lanes]
+        if self.latest is not None:
+            fresh = self.latest.take(at) > horizon
+            if not fresh.any():
+                return
+        readers = self.readers.reshape(machine.warps_per_block, -1)
+        for warp in range(machine.warps_per_block):
+            mark = readers[warp].take(at)
+            fresh = mark > horizon
+            if not fresh.any():
+                continue
+            which = np.flatnonzero(fresh)
+            mine = which if lanes is None else lanes[which]
+            known = clocks.seen[machine.block_of[mine], machine.warp_in_block[mine], warp]
+            mark = mark[which]
+            bad = ((mark >> 5) > known) & ((mark & 31) + 32 * warp != machine.thread[mine])
+            if bad.any():
+                flags = np.zeros(len(at), bool)
+                flags[which[bad]] = True
+                first = np.flatnonzero(flags)[0]
+                thread = int(mark[bad][0] & 31) + 32 * warp
+                self.report(access, active, at, first, thread, "read", flags)
+
+    def same_value(self, access, active, which, at, values):
+        """Lanes whose write leaves the bytes as they are: two writers of one value do not disturb each other."""
+        data = values(which)
+        index = (at[which] << self.space.shift)
+        old = self.space.bytes[index[:, None] + np.arange(data.shape[1])]
+        return (old == data).all(axis=1) if data.shape == old.shape else np.zeros(len(which), bool)
+
+    def collision(self, at, lost, own, active, access, values):
+        """Lanes of several warps wrote one granule in one step: a race unless they wrote the same bytes."""
+        machine = self.machine
+        winner = stamp_thread(self.stamps.take(at))
+        lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
+        cross = lost & ((winner >> 5) != machine.warp_in_block[lanes])
+        if not cross.any():
+            return
+        position = np.zeros(machine.lanes, np.int64)
+        position[lanes] = np.arange(len(lanes))
+        first_lane = lanes - machine.thread[lanes]
+        winners = position[first_lane + winner]
+        data = values(np.arange(len(lanes)))
+        different = cross & (data != data[winners]).any(axis=1)
+        if different.any():
+            which = int(np.flatnonzero(different)[0])
+            self.report(access, active, at, which, int(winner[which]), "written", different)
+
+    # ---- messages
+    def race(self, access, active, at, flags, stamp, kind, why=None):
+        which = int(np.flatnonzero(flags)[0])
+        if why is not None:
+            self.report(access, active, at, which, None, why, flags)
+        self.report(access, active, at, which, int(stamp_thread(stamp[which:which + 1])[0]), "written", flags)
+
+    def report(self, access, active, at, which, thread, what, flags):
+        machine = self.machine
+        lane = which if active.lanes is None else int(active.lanes[which])
+        address = (int(at[which]) << self.space.shift) - int(self.space.origin[lane])
+        place = self.space.describe(address)
+        if thread is None:
+            message = f"race on shared memory: {access.verb()}, {place}; {what}"
+        else:
+            same_warp = thread >> 5 == machine.thread[lane] >> 5
+            missing = "no bar.warp.sync" if same_warp else "no barrier"
+            message = (f"race on shared memory: {access.verb()}, {place}, {what} by thread {machine.thread_name(thread)} "
+                       f"of the same block{machine.journal.find(self.space, int(at[which]), lane, thread, what)}; "
+                       f"{missing} orders the two accesses")
+        machine.fail(RaceError, message, access.instruction, lane, int(np.count_nonzero(flags)))
+
+
+class GlobalOrder:
+    """Which blocks know of which, through fences and atomics (PTX ISA 8.8, 8.10, release and acquire patterns).
+
+    An atomic publishes what its block did before its last ``membar`` and takes over what earlier atomics on that
+    address published.
+    """
+
+    FEW = 8
+
+    def __init__(self):
+        self.fenced, self.known, self.published = {}, {}, {}
+
+    def fence(self, blocks, time):
+        for block in blocks:
+            self.fenced[block] = time
+
+    def atomic(self, block, addresses):
+        known = self.known.setdefault(block, {})
+        for address in addresses:
+            clock = self.published.setdefault(address, {})
+            for other, time in clock.items():
+                known[other] = max(known.get(other, -1), time)
+            if block in self.fenced:
+                clock[block] = self.fenced[block]
+            for other, time in known.items():
+                clock[other] = max(clock.get(other, -1), time)
+
+    def knows(self, block, other, time):
+        return self.known.get(block, {}).get(other, -1) >= time
+
+
+class GlobalShadow:
+    """Last writer and reader of each granule of global memory; 0 is nobody in this launch."""
+
+    def __init__(self, space, machine):
+        self.space, self.machine, self.clocks = space, machine, machine.clocks
+        size = (len(space.bytes) >> space.shift) + 16
+        self.stamps = np.zeros(size, np.uint64)
+        self.races = machine.checks.global_races
+        self.readers = np.zeros(size if self.races else 0, np.uint64)
+        self.order = GlobalOrder()
+        self.strong = set()
+        end = 0
+        for start, nbytes, _, initialized in sorted(space.pieces, key=lambda piece: piece[0]):
+            first, last = -(-start // space.granule), (start + nbytes) // space.granule
+            self.stamps[end:first] = UNALLOCATED
+            if isinstance(initialized, np.ndarray):
+                whole = initialized[first * space.granule - start:last * space.granule - start]
+                self.stamps[first:last][~whole.reshape(-1, space.granule).all(axis=1)] = UNINITIALIZED
+            elif not initialized:
+                self.stamps[first:last] = UNINITIALIZED
+            end = last
+        self.stamps[end:] = UNALLOCATED
+
+    def initialized(self, granule):
+        """Flags: the granule holds something."""
+        return self.stamps[granule] < UNINITIALIZED
+
+    def load(self, granule, active, access, values):
+        lanes = active.lanes
+        for step in access.steps:
+            at = granule + step if step else granule
+            stamp = self.stamps.take(at)
+            if stamp.max():
+                self.examine(at, stamp, active, access, "load", None)
+            if self.races:
+                own = self.clocks.own()
+                own = own if lanes is None else own[lanes]
+                before = self.readers.take(at)
+                if before.max():
+                    several = (before != 0) & (((before ^ own) >> _BLOCK & BLOCK_MASK) != 0) | (before & ATOMIC) != 0
+                    own = np.where(several, own | ATOMIC, own)
+                self.readers[at] = own
+
+    def store(self, granule, active, access, values, kind="store", flag=None):
+        lanes = active.lanes
+        own = self.clocks.own()
+        if flag is not None or id(access.instruction) in self.strong:
+            own |= ATOMIC
+        own = own if lanes is None else own[lanes]
+        for step in access.steps:
+            at = granule + step if step else granule
+            stamp = self.stamps.take(at)
+            if stamp.max():
+                self.examine(at, stamp, active, access, kind, values)
+            if self.races:
+                before = self.readers.take(at)
+                if before.max():
+                    self.examine_readers(at, before, active, access)
+            if kind == "store" and self.races:
+                self.stamps[at] = own
+                lost = self.stamps.take(at) != own
+                if lost.any():
+                    self.collision(at, lost, active, access, values)
+            else:
+                self.stamps[at] = own
+
+    def atomic(self, granule, active, access, values):
+        self.store(granule, active, access, None, "atomic", ATOMIC)
+
+    def examine(self, at, stamp, active, access, kind, values):
+        special = stamp >= IN_FLIGHT
+        if special.any():
+            index = at << self.space.shift
+            unallocated = stamp == UNALLOCATED
+            if unallocated.any():
+                access.unallocated(index, active, unallocated)
+            if kind != "store" and self.machine.checks.initialized:
+                access.uninitialized(index, active, special)
+        if not self.races:
+            return
+        bad = self.unordered(stamp, (stamp != 0) & ~special, active)
+        if kind == "atomic" or id(access.instruction) in self.strong:
+            bad &= (stamp & ATOMIC) == 0
+        if bad.any() and values is not None:
+            which = np.flatnonzero(bad)
+            index = at[which] << self.space.shift
+            data = values(which)
+            if data.shape[1] == access.nbytes:
+                old = self.space.bytes[index[:, None] + np.arange(data.shape[1])]
+                bad[which[(old == data).all(axis=1)]] = False
+        if bad.any():
+            self.report(at, stamp, bad, active, access, "written")
+
+    def unordered(self, stamp, candidates, active):
+        machine = self.machine
+        bad = np.zeros(len(stamp), bool)
+        which = np.flatnonzero(candidates)
+        if not len(which):
+            return bad
+        lanes = which if active.lanes is None else active.lanes[which]
+        stamps = stamp[which]
+        mine = (self.clocks.who[lanes] >> _BLOCK & BLOCK_MASK).astype(np.int64)
+        block, time, thread = stamp_block(stamps), stamp_time(stamps), stamp_thread(stamps)
+        same = block == mine
+        verdict = np.zeros(len(which), bool)
+        if machine.checks.races:
+            warp = thread[same] >> 5
+            inside = lanes[same]
+            known = self.clocks.seen[machine.block_of[inside], machine.warp_in_block[inside], warp]
+            verdict[same] = (time[same] > known) & (thread[same] != machine.thread[inside])
+        foreign = np.flatnonzero(~same)
+        if len(foreign):
+            key = np.stack([mine[foreign], block[foreign], time[foreign]])
+            unique, inverse = np.unique(key, axis=1, return_inverse=True)
+            order = np.array([not self.order.knows(*one) for one in unique.T.tolist()])
+            verdict[foreign] = order[inverse.reshape(-1)]
+        bad[which] = verdict
+        return bad
+
+    def examine_readers(self, at, before, active, access):
+        several = (before & ATOMIC) != 0
+        bad = self.unordered(before, (before != 0) & ~several, active)
+        if several.any() and self.order.known:
+            lanes = np.flatnonzero(several) if active.lanes is None else active.lanes[np.flatnonzero(several)]
+            mine = stamp_block(self.clocks.who[lanes])
+            grid = self.machine.grid_blocks
+            time = stamp_time(before[several])
+            ordered = np.array([all(self.order.knows(b, q, t) for q in range(grid) if q != b)
+                                for b, t in zip(mine.tolist(), time.tolist())])
+            several[np.flatnonzero(several)[ordered]] = False
+        bad |= several
+        if access.kind == "atomic" or id(access.instruction) in self.strong:
+            return
+        if bad.any():
+            self.report(at, before, bad, active, access, "read")
+
+    def collision(self, at, lost, active, access, values):
+        """Lanes of several warps or blocks wrote different bytes to one granule in one step."""
+        machine = self.machine
+        lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
+        stamp = self.stamps.take(at)
+        mine = self.clocks.who[lanes]
+        cross = lost & ((stamp ^ mine) & ~np.uint64(31) & np.uint64((1 << TIME_SHIFT) - 1) & ~ATOMIC != 0)
+        if not cross.any() or id(access.instruction) in self.strong:
+            return
+        if not machine.checks.races:
+            cross &= stamp_block(stamp) != stamp_block(mine)
+        order = np.argsort(at, kind="stable")
+        data = values(np.arange(len(lanes)))
+        start = np.flatnonzero(np.r_[True, np.diff(at[order]) != 0])
+        group = np.cumsum(np.r_[0, np.diff(at[order]) != 0])
+        same = (data[order] == data[order][start][group]).all(axis=1)
+        different = np.zeros(len(lanes), bool)
+        mixed = np.bincount(group, ~same) > 0
+        different[order] = mixed[group]
+        if (cross & different).any():
+            self.report(at, stamp, cross & different, active, access, "written")
+
+    def report(self, at, stamp, bad, active, access, what):
+        machine = self.machine
+        which = int(np.flatnonzero(bad)[0])
+        lane = which if active.lanes is None else int(active.lanes[which])
+        place = self.space.describe((int(at[which]) << self.space.shift) + self.space.base)
+        block = int(stamp_block(stamp[which:which + 1])[0])
+        thread = int(stamp_thread(stamp[which:which + 1])[0])
+        if block == int(stamp_block(self.clocks.who[lane:lane + 1])[0]):
+            by, why = f"thread {machine.thread_name(thread)} of the same block", "no barrier orders the two accesses"
+        else:
+            by = f"block {machine.block_name(block)} thread {machine.thread_name(thread)}"
+            why = "blocks run in any order, and no fence with an atomic orders the two accesses"
+        machine.fail(RaceError, f"race on global memory: {access.verb()}, {place}, {what} by {by}"
+                     f"{machine.journal.find(self.space, int(at[which]), lane, thread, what, block)}; {why}",
+                     access.instruction, lane, int(np.count_nonzero(bad)))
+
+
+__all__ = ["Clocks", "SharedShadow", "GlobalShadow", "GlobalOrder", "MemoryFault"]
