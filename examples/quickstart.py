@@ -57,13 +57,17 @@ def check_against_the_oracle(tokens: int) -> bool:
     """Every result beside dense attention in float64; prints the largest differences."""
     dout, q, k, v = random_inputs(tokens)
     results = flash_gradients(dout, q, k, v)
-    exact = reference.attention(q, k, v, causal=True)[0], *reference.attention_backward(dout, q, k, v, causal=True)
+    exact = (
+        reference.attention(q, k, v, causal=True)[0],
+        *reference.attention_backward(dout, q, k, v, causal=True),
+    )
     print(f"\nAgreement with dense attention in float64, {tokens} tokens, causal")
     good = True
     for name, result, truth in zip(("out", "dq", "dk", "dv"), results, exact):
         error = np.abs(result - truth).max() / np.abs(truth).max()
         good &= bool(error < 1e-5)
-        print(f"  {name:4} largest difference {error:.1e} of the largest value  {'ok' if error < 1e-5 else 'WRONG'}")
+        verdict = "ok" if error < 1e-5 else "WRONG"
+        print(f"  {name:4} largest difference {error:.1e} of the largest value  {verdict}")
     return good
 
 
@@ -128,11 +132,18 @@ def print_table(tokens: int, times: dict, memory: dict) -> None:
             size = "not measured" if peak is None else f"{peak / MIB:.1f} MiB"
             print(f"    {who:18}{times[who][step] * 1e3:21.0f} ms{size:>32}")
         flash, standard = memory["numbaflash"][step], memory["plain NumPy"][step]
-        less = f"{standard / flash:.0f} x less" if flash and standard else ""
-        faster = f"{times['plain NumPy'][step] / times['numbaflash'][step]:.1f} x faster"
+        less = compared(standard, flash, "less", "more") if flash and standard else ""
+        faster = compared(times["plain NumPy"][step], times["numbaflash"][step], "faster", "slower")
         print(f"    {'':18}{faster:>24}{less:>32}")
-    print(f"\nPlain NumPy holds scores of {tokens} x {tokens} x {HEADS} heads = {scores / MIB:.0f} MiB, twice in the "
-          "backward pass.\nnumbaflash never does: what it needs beyond inputs and results stays small at any length.")
+    print(
+        f"\nPlain NumPy holds {tokens} x {tokens} scores for {HEADS} heads, {scores / MIB:.0f} MiB, twice in the "
+        "backward pass.\nnumbaflash never does: beyond inputs and results it needs little, at any length."
+    )
+
+
+def compared(standard: float, flash: float, better: str, worse: str) -> str:
+    ratio = standard / flash
+    return f"{ratio:.1f} x {better}" if ratio >= 1 else f"{1 / ratio:.1f} x {worse}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Measurements: what ``bench.py`` runs, one file per subcommand.
 
-Not imported by the rest of the package. Peers (torch, jax, onnxruntime) and matplotlib are used where installed.
+The rest of the package does not import it. Peers (torch, jax, onnxruntime) and matplotlib are used where
+installed.
 """

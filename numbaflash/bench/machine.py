@@ -63,7 +63,9 @@ def warnings(avx2: bool) -> list[str]:
     found = []
     core = os.environ.get("OPENBLAS_CORETYPE")
     if core and not avx2:
-        found.append(f"OPENBLAS_CORETYPE={core} is set: NumPy's BLAS may not use what this machine has; unset it")
+        found.append(
+            f"OPENBLAS_CORETYPE={core} is set: NumPy's BLAS may not use what this machine has; unset it"
+        )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > 0.5:
         found.append(f"other work is running (load average {load:.1f}): trust ratios, not times")
@@ -78,7 +80,8 @@ def text(described: dict[str, Any]) -> str:
         f"vectors   {d['vector_bits']} bits, {d['vector_registers']} registers; "
         f"L1 {d['l1_bytes'] >> 10} KiB, L2 {d['l2_bytes'] >> 10} KiB",
         "versions  " + ", ".join(f"{name} {version}" for name, version in d["versions"].items()),
-        "threads   " + ", ".join(f"{name} {count}" for name, count in d["threads"].items())
+        "threads   "
+        + ", ".join(f"{name} {count}" for name, count in d["threads"].items())
         + f"; NumPy's BLAS is {d['numpy_blas']}",
         f"package   {d['package']}",
     ]
@@ -88,7 +91,18 @@ def text(described: dict[str, Any]) -> str:
 
 
 def _matters(name: str) -> bool:
-    prefixes = ("NUMBAFLASH_", "NUMBA_", "OMP_", "KMP_", "OPENBLAS_", "MKL_", "ONEDNN_", "ATEN_", "XLA_", "NPY_")
+    prefixes = (
+        "NUMBAFLASH_",
+        "NUMBA_",
+        "OMP_",
+        "KMP_",
+        "OPENBLAS_",
+        "MKL_",
+        "ONEDNN_",
+        "ATEN_",
+        "XLA_",
+        "NPY_",
+    )
     return name.startswith(prefixes)
 
 

@@ -7,7 +7,11 @@ import numpy as np
 
 
 def probabilities(
-    q: np.ndarray, k: np.ndarray, *, visible: np.ndarray | None = None, bias: np.ndarray | None = None,
+    q: np.ndarray,
+    k: np.ndarray,
+    *,
+    visible: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
     softcap: float | None = None,
 ) -> np.ndarray:
     """``softmax(q k^T / sqrt(D) + bias)`` over the visible keys: (B, H, Nq, Nk)."""
@@ -27,7 +31,9 @@ def probabilities(
     return s
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: np.ndarray | float | None) -> np.ndarray:
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: np.ndarray | float | None
+) -> np.ndarray:
     """Standard attention.
 
     Parameters
@@ -45,14 +51,20 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: np.ndarray
     --------
     >>> import numpy as np
     >>> from numbaflash.bench import plain
-    >>> plain.attention(np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 4)), np.array([[[[1.0], [3.0]]]])).ravel().tolist()
+    >>> q = k = np.zeros((1, 1, 2, 4))
+    >>> plain.attention(q, k, np.array([[[[1.0], [3.0]]]])).ravel().tolist()
     [2.0, 2.0]
     """
     return probabilities(q, k, **options) @ v
 
 
 def attention_and_gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, visible: np.ndarray | None = None,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    visible: np.ndarray | None = None,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Standard attention, then its gradients: out, dq, dk, dv."""

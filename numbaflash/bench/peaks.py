@@ -1,0 +1,127 @@
+"""What the machine can do, measured: multiply-adds per second, and bytes read per second.
+
+The yardsticks are a loop of independent fused multiply-adds, enough to keep the units busy, and a sum over an
+array as large as the one in question; both on all threads that numbaflash may use.
+"""
+
+import time
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from numbaflash.cpu.compile import Kernel, Static
+from numbaflash.cpu.config import machine, vector_static
+from numbaflash.cpu.simd import I64, Lanes, fetch_add, store_f64
+from numbaflash.cpu.threads import get_num_threads, run
+
+# Short samples, many of them: on a busy machine some fall between the work of others.
+_SECONDS = 5e-3
+_TRIES = 60
+_JOBS_PER_THREAD = 8
+
+
+@intrinsic
+def multiply_adds(typing_context, static, count, seed):
+    """``count`` rounds of ``accumulators`` independent vector FMAs; the result depends on them all."""
+
+    def generate(context, builder, signature, arguments):
+        x = Lanes(context, builder, static)
+        factor = x.splat(builder.fptrunc(arguments[2], x.scalar) if x.bits == 32 else arguments[2])
+        start = [x.constant(float(n)) for n in range(static["accumulators"])]
+        sums = x.loop(arguments[1], start, lambda _, old: [x.fma(factor, factor, value) for value in old])
+        return _one_number(x, builder, sums)
+
+    return types.float64(static, types.intp, types.float64), generate
+
+
+@intrinsic
+def read_sum(typing_context, static, address, vectors):
+    """Sum of ``vectors`` vectors (a multiple of ``accumulators``) from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        x = Lanes(context, builder, static)
+        base, streams = x.pointer(arguments[1]), static["accumulators"]
+
+        def body(index, old):
+            at = x.at(base, x.times(index, x.bytes))
+            return [builder.fadd(value, x.load(x.at(at, n * x.bytes))) for n, value in enumerate(old)]
+
+        sums = x.loop(arguments[2], [x.constant(0.0)] * streams, body, step=streams)
+        return _one_number(x, builder, sums)
+
+    return types.float64(static, types.intp, types.intp), generate
+
+
+def _one_number(x: Lanes, builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
+    total = vectors[0]
+    for value in vectors[1:]:
+        total = builder.fadd(total, value)
+    number = builder.extract_element(total, ir.Constant(I64, 0))
+    return builder.fpext(number, ir.DoubleType()) if x.bits == 32 else number
+
+
+def _fma_kernel(counter, jobs, rounds, results, static):
+    while True:
+        job = fetch_add(counter.ctypes.data, 1)
+        if job >= jobs:
+            return
+        store_f64(results + 8 * job, multiply_adds(static, rounds, 0.5))
+
+
+def _read_kernel(counter, jobs, address, vectors, results, static):
+    while True:
+        job = fetch_add(counter.ctypes.data, 1)
+        if job >= jobs:
+            return
+        store_f64(
+            results + 8 * job, read_sum(static, address + job * vectors * static.lanes * static.size, vectors)
+        )
+
+
+_FMA, _READ = Kernel(_fma_kernel), Kernel(_read_kernel)
+_COUNTER = types.int64[::1]
+
+
+def _static(bits: int, accumulators: int) -> Static:
+    return Static(**vector_static(bits), accumulators=accumulators)
+
+
+@cache
+def fma_peak(bits: int = 32) -> float:
+    """Floating point operations per second of all threads together, best of several tries."""
+    accumulators = 24 if machine().registers >= 32 else 12
+    static = _static(bits, accumulators)
+    entry = _FMA.specialise((_COUNTER, types.intp, types.intp, types.intp), static)
+    jobs = _JOBS_PER_THREAD * get_num_threads()
+    results = np.empty(jobs)
+    rounds = 1000
+    best = 0.0
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        run(entry, (jobs, rounds, results.ctypes.data, None), jobs=jobs, keep=results)
+        elapsed = time.perf_counter() - start
+        best = max(best, jobs * rounds * accumulators * static["lanes"] * 2 / elapsed)
+        rounds = max(rounds, min(2 * rounds, int(rounds * _SECONDS / elapsed)))
+    return best
+
+
+@cache
+def read_bandwidth(size: int) -> float:
+    """Bytes per second at which all threads together read an array of about ``size`` bytes, best try."""
+    static = _static(32, 8)
+    block = 512 * static["accumulators"]
+    jobs = max(1, size // (block * static["lanes"] * 4))
+    data = np.ones(jobs * block * static["lanes"], np.float32)
+    results = np.empty(jobs)
+    entry = _READ.specialise((_COUNTER, types.intp, types.intp, types.intp, types.intp), static)
+    best = 0.0
+    for _ in range(max(5, int(_TRIES * min(1.0, 2e7 / size)))):
+        start = time.perf_counter()
+        run(
+            entry, (jobs, data.ctypes.data, block, results.ctypes.data, None), jobs=jobs, keep=(data, results)
+        )
+        best = max(best, data.nbytes / (time.perf_counter() - start))
+    return best
