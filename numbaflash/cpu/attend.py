@@ -74,8 +74,8 @@ def finish_panel(static, call, scratch, panel):
     lse = factors + width
     fill(static, state + ALPHA * width, static.panel, 1.0)
     if call.sinks:
-        add_sink(static, state, lane_table(static, call, scratch, SINK, panel))
-    finish_lse(static, state, factors, lse)
+        add_sink(static, state, lane_table(static, call, scratch, SINK, panel), call.unit)
+    finish_lse(static, state, factors, lse, call.unit)
     output = scratch + call.at_out + panel * call.value_dim * width
     store_output(static, call, output, lane_table(static, call, scratch, OUT_ROW, panel), factors)
     rows = lane_table(static, call, scratch, LSE_ROW, panel)
@@ -168,7 +168,7 @@ def attend_block(static, call, scratch, job):
             if static.general or edge:
                 hide_outside(static, scores, count, begin, lane_table(static, call, scratch, LOW, panel),
                              lane_table(static, call, scratch, HIGH, panel), state)
-            softmax(static, scores, count, state)
+            softmax(static, scores, count, state, call.unit)
             if static.general and call.threshold >= 0:
                 drop_weights(
                     static, scores, count, load_i64(segment + FIELD * K_INDEX) + begin,

@@ -18,7 +18,7 @@ _INTEGERS = (
     "left", "right", "block_q", "block_k", "job_count", "may_hide", "segment_bytes", "seed", "threshold",
     "scratch_bytes", "at_q", "at_out", "at_scores", "at_state", "at_keys", "at_values", "at_clean", "at_lanes",
 )
-_NUMBERS = ("q_factor", "softcap", "keep_factor")
+_NUMBERS = ("q_factor", "unit", "softcap", "keep_factor")
 
 INTEGER_FIELDS = (
     _ADDRESSES

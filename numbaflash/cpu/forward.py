@@ -1,5 +1,6 @@
 """The CPU forward pass: from a Problem to arrays, through :mod:`attend`."""
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -106,6 +107,10 @@ def _make_call(
         for name, array in (("k", k), ("v", v))
     }
     width = static["panel"] * size
+    # Stages work on scores in natural units; without any, only the sign of the scale has to reach Q.
+    q_factor, unit = problem.scale, 1.0
+    if not static["general"] and problem.scale:
+        q_factor, unit = math.copysign(1.0, problem.scale), abs(problem.scale)
     layout = _layout(
         at_q=tiles.panels * head_dim * width,
         at_out=tiles.panels * value_dim * width,
@@ -130,7 +135,7 @@ def _make_call(
             threshold=-1 if dropout is None else threshold(dropout.p),
         ),
         dict(
-            q_factor=problem.scale * (1.0 if static["general"] else LOG2_E), softcap=score.softcap or 0.0,
+            q_factor=q_factor, unit=unit * LOG2_E, softcap=score.softcap or 0.0,
             keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
         ),
     )

@@ -3,6 +3,10 @@
 A panel's state is four panels of numbers, one per lane: the maximum before and after the present tile, the sum l
 and the factor alpha = exp(old maximum - new maximum) for what was summed so far. A lane that has seen no key has
 maximum -inf and sum 0; exponents are then taken from 0, so that nothing becomes NaN.
+
+Scores come in a unit of the caller's choice: ``unit > 0`` times log2(e), folded into one number, turns them into
+powers of two in the one multiply-add that subtracts the maximum. So Q need not be scaled, which keeps the products of
+half-precision numbers exact.
 """
 
 from numba.core import types
@@ -15,29 +19,36 @@ OLD_MAX, NEW_MAX, SUM, ALPHA = range(4)
 STATE_PANELS = 4
 
 
-def _reference(x: Lanes, static: Static, maximum: Value) -> Value:
+def _reference(x: Lanes, unit: Value, maximum: Value) -> Value:
     """The exponent that is subtracted, in powers of two."""
     empty = x.builder.fcmp_ordered("==", maximum, x.constant(-INFINITY))
-    finite = x.builder.select(empty, x.constant(0.0), maximum)
-    # Scores of the fast path come in powers of two already.
-    return x.builder.fmul(finite, x.constant(LOG2_E)) if static["general"] else finite
+    return x.builder.fmul(x.builder.select(empty, x.constant(0.0), maximum), unit)
 
 
-def _exponent(x: Lanes, static: Static, score: Value, reference: Value) -> Value:
-    if static["general"]:
-        return x.fma(score, x.constant(LOG2_E), x.builder.fneg(reference))
-    return x.builder.fsub(score, reference)
+def _alpha(x: Lanes, unit: Value, old: Value, reference: Value) -> Value:
+    """Factor of what was summed before the maximum grew; 0 where nothing was."""
+    unseen = x.builder.fcmp_ordered("==", old, x.constant(-INFINITY))
+    alpha = x.exp2(x.builder.fsub(_reference(x, unit, old), reference))
+    return x.builder.select(unseen, x.constant(0.0), alpha)
+
+
+def _weight(x: Lanes, unit: Value, score: Value, reference: Value) -> Value:
+    return x.exp2(x.fma(score, unit, x.builder.fneg(reference)))
+
+
+def _number(static: Static) -> types.Type:
+    return types.float32 if static["bits"] == 32 else types.float64
 
 
 @intrinsic
-def softmax(typing_context, static, scores, count, state):
+def softmax(typing_context, static, scores, count, state, unit):
     """Turn ``count`` rows of scores into exp(score - maximum) in place; update sum and alpha of the state."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
         b = builder
-        _, scores, count, state = arguments
-        scores, state = x.pointer(scores), x.pointer(state)
+        _, scores, count, state, unit = arguments
+        scores, state, unit = x.pointer(scores), x.pointer(state), x.splat(unit)
         width = static["panel"] * x.size
         vectors = range(static["vectors"])
 
@@ -47,10 +58,8 @@ def softmax(typing_context, static, scores, count, state):
         references, alphas = [], []
         for j in vectors:
             old, new = x.load(slot(OLD_MAX, j)), x.load(slot(NEW_MAX, j))
-            references.append(_reference(x, static, new))
-            unseen = b.fcmp_ordered("==", old, x.constant(-INFINITY))
-            alpha = x.exp2(b.fsub(_reference(x, static, old), references[j]))
-            alphas.append(b.select(unseen, x.constant(0.0), alpha))
+            references.append(_reference(x, unit, new))
+            alphas.append(_alpha(x, unit, old, references[j]))
             x.store(alphas[j], slot(ALPHA, j))
             x.store(new, slot(OLD_MAX, j))
 
@@ -59,7 +68,7 @@ def softmax(typing_context, static, scores, count, state):
             result = []
             for j in vectors:
                 at = x.at(row, j * x.bytes)
-                weight = x.exp2(_exponent(x, static, x.load(at), references[j]))
+                weight = _weight(x, unit, x.load(at), references[j])
                 x.store(weight, at)
                 result.append(b.fadd(sums[j], weight))
             return result
@@ -69,7 +78,7 @@ def softmax(typing_context, static, scores, count, state):
             x.store(x.fma(x.load(slot(SUM, j)), alphas[j], sums[j]), slot(SUM, j))
         return context.get_dummy_value()
 
-    return typed(types.void, static, scores, count, state), generate
+    return typed(types.void, static, scores, count, state, _number(static)), generate
 
 
 @intrinsic
@@ -111,42 +120,42 @@ def hide_outside(typing_context, static, scores, count, key, low, high, state):
 
 
 @intrinsic
-def add_sink(typing_context, static, state, sinks):
+def add_sink(typing_context, static, state, sinks, unit):
     """One more logit per lane (natural units) joins the sum; alpha becomes the factor of what was summed."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
         b = builder
-        _, state, sinks = arguments
-        state, sinks = x.pointer(state), x.pointer(sinks)
+        _, state, sinks, unit = arguments
+        state, sinks, unit = x.pointer(state), x.pointer(sinks), x.splat(unit)
         width = static["panel"] * x.size
-        unit = 1.0 if static["general"] else LOG2_E
+        to_unit = b.fdiv(x.constant(LOG2_E), unit)
 
         for j in range(static["vectors"]):
             at = [x.at(state, which * width + j * x.bytes) for which in range(STATE_PANELS)]
-            sink = b.fmul(x.load(x.at(sinks, j * x.bytes)), x.constant(unit))
+            sink = b.fmul(x.load(x.at(sinks, j * x.bytes)), to_unit)
             old = x.load(at[OLD_MAX])
             new = x.maximum(sink, old)
-            reference = _reference(x, static, new)
-            unseen = b.fcmp_ordered("==", old, x.constant(-INFINITY))
-            alpha = b.select(unseen, x.constant(0.0), x.exp2(b.fsub(_reference(x, static, old), reference)))
-            total = x.fma(x.load(at[SUM]), alpha, x.exp2(_exponent(x, static, sink, reference)))
+            reference = _reference(x, unit, new)
+            alpha = _alpha(x, unit, old, reference)
+            total = x.fma(x.load(at[SUM]), alpha, _weight(x, unit, sink, reference))
             for which, value in ((OLD_MAX, new), (SUM, total), (ALPHA, alpha)):
                 x.store(value, at[which])
         return context.get_dummy_value()
 
-    return typed(types.void, static, state, sinks), generate
+    return typed(types.void, static, state, sinks, _number(static)), generate
 
 
 @intrinsic
-def finish_lse(typing_context, static, state, factors, lse):
+def finish_lse(typing_context, static, state, factors, lse, unit):
     """Factors ``alpha / l`` of the output and ``lse = m + log(l)``; 0 and -inf where no key was seen."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
         b = builder
-        _, state, factors, lse = arguments
+        _, state, factors, lse, unit = arguments
         state, factors, lse = (x.pointer(address) for address in (state, factors, lse))
+        unit = x.splat(unit)
         width = static["panel"] * x.size
         for j in range(static["vectors"]):
             at = [x.at(state, which * width + j * x.bytes) for which in range(STATE_PANELS)]
@@ -154,9 +163,9 @@ def finish_lse(typing_context, static, state, factors, lse):
             empty = b.fcmp_ordered("==", total, x.constant(0.0))
             factor = b.select(empty, x.constant(0.0), b.fdiv(x.load(at[ALPHA]), total))
             x.store(factor, x.at(factors, j * x.bytes))
-            reference = _reference(x, static, x.load(at[OLD_MAX]))
+            reference = _reference(x, unit, x.load(at[OLD_MAX]))
             log = b.fmul(b.fadd(reference, x.log2(total)), x.constant(LN_2))
             x.store(b.select(empty, x.constant(-INFINITY), log), x.at(lse, j * x.bytes))
         return context.get_dummy_value()
 
-    return typed(types.void, static, state, factors, lse), generate
+    return typed(types.void, static, state, factors, lse, _number(static)), generate
