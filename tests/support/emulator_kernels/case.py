@@ -7,6 +7,13 @@ from numba import types
 from numbaflash.cuda import compile
 
 
+def numba_parameters(value: object, kind: types.Type) -> list:
+    """The kernel parameters that numba makes of an argument; an array stands for its address."""
+    if not isinstance(kind, types.Array):
+        return [value]
+    return [0, 0, value.size, value.itemsize, value, *value.shape, *value.strides]
+
+
 class Case(NamedTuple):
     """A launch and what it must give.
 
@@ -15,7 +22,7 @@ class Case(NamedTuple):
     kernel, signature, grid, block, shared_bytes, arch, launch_bounds
         Of the launch.
     arguments : tuple
-        Arrays (where the signature has an int64 or uint64, the kernel gets their addresses) and numbers.
+        Arrays (where the signature has an int64, the kernel gets their addresses) and numbers.
     expected : dict
         Position of an output among the arguments -> its values in higher precision.
     tolerance : float
@@ -41,9 +48,8 @@ class Case(NamedTuple):
     def launch(self, emulator, text: "str | None" = None, **options):
         """Run this kernel, or a changed text of it; returns the report and the outputs."""
         values = [value.copy() if isinstance(value, np.ndarray) else value for value in self.arguments]
-        arguments = [emulator.address(value)
-                     if isinstance(value, np.ndarray) and isinstance(kind, types.Integer) else value
-                     for value, kind in zip(values, self.signature, strict=True)]
+        arguments = [parameter for value, kind in zip(values, self.signature, strict=True)
+                     for parameter in numba_parameters(value, kind)]
         report = emulator.launch(self.ptx() if text is None else text, self.grid, self.block, *arguments,
                                  shared_bytes=self.shared_bytes, arch=self.arch, **options)
         return report, {position: values[position] for position in self.expected}

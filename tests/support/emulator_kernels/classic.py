@@ -63,12 +63,12 @@ def scan(x, sums):
     for shift in (1, 2, 4, 8, 16):
         below = cuda.shfl_up_sync(0xffffffff, value, shift)
         if lane >= shift:
-            value += below
+            value = int32(value + below)
     if lane == 31:
         totals[warp] = value
     cuda.syncthreads()
     for w in range(warp):
-        value += totals[w]
+        value = int32(value + totals[w])
     sums[i] = value
 
 
@@ -171,5 +171,5 @@ def histogram_case(rng):
 
 def stencil_case(rng):
     x = rng.standard_normal(2 * THREADS).astype(np.float32)
-    return Case(stencil, (types.float32[::1], types.float32[::1], types.int32), (x, np.zeros_like(x), 7),
-                {1: _mean_of_neighbours(x, 7)}, 1e-5, grid=2, block=THREADS)
+    return Case(stencil, (types.float32[::1], types.float32[::1], types.int32), (x, np.zeros_like(x), 11),
+                {1: _mean_of_neighbours(x, 11)}, 1e-5, grid=2, block=THREADS)

@@ -205,7 +205,7 @@ def make_flash(block_q, block_k, causal):
     return flash_mma
 
 
-def flash_mma_case(rng, heads=1, n=128, causal=True, block_q=64, block_k=64):
+def flash_mma_case(rng, heads=1, n=192, causal=True, block_q=64, block_k=64):
     shape = (heads, n, 64)
     q, k, v = (bfloat16_bits(rng.standard_normal(shape)) for _ in range(3))
     out, lse = np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
