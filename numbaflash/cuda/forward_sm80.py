@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, int64, uint32
 from numbaflash.cuda import ptx
 from numbaflash.cuda.arguments import CALL, make_call
 from numbaflash.cuda.fragments import (
-    make_load_rows, make_multiply_add_nn, make_multiply_nt, make_pack, matrix_instructions,
+    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
 )
 from numbaflash.cuda.panels import (
     CHUNKS, COPIES, PANEL_ROW, chunk_place, lane_across, lane_down, make_load, tile_bytes,
@@ -29,6 +29,7 @@ from numbaflash.cuda.scores import (
 from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
 from numbaflash.cuda.stores import STORE_FLOAT
 from numbaflash.cuda.tiles import device, fill_grid, load_segment, locate, query_rows, tiles_seen
+from numbaflash.cuda.unroll import unrolled
 from numbaflash.problem import Problem
 
 class ForwardConfig(NamedTuple):
@@ -134,13 +135,42 @@ def make_forward(config: ForwardConfig):
     load_v = make_load(BK, VALUE_WIDTH, THREADS, config.copy)
     load_rows = make_load_rows(M_TILES, WIDTH, BQ)
     multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, BQ, BK, mma, RESIDENT)
-    multiply_values = make_multiply_add_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
+    multiply_values = make_multiply_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
     pack_weights = make_pack(M_TILES, N_TILES, pack)
     softmax_step = make_softmax_step(M_TILES, N_TILES, VALUE_TILES)
     apply_score, hide = make_apply_score(M_TILES, N_TILES, config.scoring), make_hide(M_TILES, N_TILES)
     drop = make_drop(M_TILES, N_TILES, config.scoring.dropout)
     _, pack_out = matrix_instructions(config.out_dtype if STAGED else config.dtype, config.turing)
     store_float = STORE_FLOAT[config.out_dtype]
+
+    def start_row(r, top):
+        top[r] = -INFINITY
+
+    def store_pair(j, acc, scale, r, call, exists, base, local, out_row):
+        x = 4 * ((r // 2) * VALUE_TILES + j) + 2 * (r % 2)
+        if STAGED:
+            ptx.st_shared_b32(base + chunk_place(local, j, BQ) + 4 * (ptx.thread_index() & 3),
+                              pack_out(acc[x] * scale, acc[x + 1] * scale))
+        elif exists:
+            c = 8 * j + 2 * (ptx.thread_index() & 3)
+            if c < call.value_dim:
+                store_float(out_row + int64(c) * call.out.column, acc[x] * scale)
+            if c + 1 < call.value_dim:
+                store_float(out_row + int64(c + 1) * call.out.column, acc[x + 1] * scale)
+
+    def finish_one(r, acc, top, total, call, segment, row, block_row, sink, base, out, lse):
+        at = row + 8 * r
+        log_sum, scale = finish_row(top[r], total[r], sink)
+        if DROPOUT:
+            scale = scale * float32(call.keep_scale)
+        exists = at < segment.q_length
+        if exists and ptx.thread_index() & 3 == 0:
+            ptx.st_global_f32(lse + int64(at) * call.lse.row, log_sum)
+        store_pairs(acc, scale, r, call, exists, base, at - block_row, out + int64(at) * call.out.row)
+
+    start_rows, clear_rows = unrolled(ROWS, start_row), make_clear(ROWS)
+    clear_scores, clear_acc = make_clear(S_SIZE), make_clear(ACC_SIZE)
+    store_pairs, finish_rows = unrolled(VALUE_TILES, store_pair), unrolled(ROWS, finish_one)
 
     @device
     def warp_rows(tile):
@@ -171,13 +201,11 @@ def make_forward(config: ForwardConfig):
             ptx.cp_async_commit_group()
 
         acc = cuda.local.array(ACC_SIZE, float32)
-        for x in range(ACC_SIZE):
-            acc[x] = ZERO
+        clear_acc(acc)
         top = cuda.local.array(ROWS, float32)
         total = cuda.local.array(ROWS, float32)
-        for r in range(ROWS):
-            top[r] = -INFINITY
-            total[r] = ZERO
+        clear_rows(total)
+        start_rows(top)
         s = cuda.local.array(S_SIZE, float32)
         p = cuda.local.array(P_SIZE, uint32)
         q = cuda.local.array(Q_SIZE, uint32)
@@ -210,6 +238,7 @@ def make_forward(config: ForwardConfig):
             warp_row = int32(block_row + (thread >> 5) * WARP_ROWS)
             tile_key = int32(tile * BK)
             if warp_row + segment.first < tile_key + BK and tile_key <= warp_row + WARP_ROWS - 1 + segment.last:
+                clear_scores(s)
                 multiply_scores(s, q, warp_rows(base + Q_AT), base + stage + lane_across(thread))
                 row = int32(warp_row + ((thread & 31) >> 2))
                 first_key = int32(tile_key + 2 * (thread & 3))
@@ -237,23 +266,7 @@ def make_forward(config: ForwardConfig):
         if ASYNC:
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
-        for r in range(ROWS):
-            at = row + 8 * r
-            log_sum, scale = finish_row(top[r], total[r], sink)
-            if DROPOUT:
-                scale = scale * float32(call.keep_scale)
-            if at < segment.q_length and thread & 3 == 0:
-                ptx.st_global_f32(lse + int64(at) * call.lse.row, log_sum)
-            for j in range(VALUE_TILES):
-                x = 4 * ((r // 2) * VALUE_TILES + j) + 2 * (r % 2)
-                if STAGED:
-                    ptx.st_shared_b32(base + chunk_place(at - block_row, j, BQ) + 4 * (thread & 3),
-                                      pack_out(acc[x] * scale, acc[x + 1] * scale))
-                elif at < segment.q_length:
-                    for e in range(2):
-                        c = 8 * j + 2 * (thread & 3) + e
-                        if c < call.value_dim:
-                            store_float(out + int64(at) * call.out.row + int64(c) * call.out.column, acc[x + e] * scale)
+        finish_rows(acc, top, total, call, segment, row, block_row, sink, base, out, lse)
         if STAGED:
             cuda.syncthreads()
             words = cuda.local.array(4, uint32)

@@ -11,6 +11,7 @@ from numba import cuda, uint32
 from numbaflash.cuda import ptx
 from numbaflash.cuda.panels import PANEL_ROW
 from numbaflash.cuda.tiles import device
+from numbaflash.cuda.unroll import unrolled
 
 ZERO = np.float32(0)
 STRIP = 16 * PANEL_ROW
@@ -37,74 +38,96 @@ def matrix_instructions(dtype: str, turing: bool = False):
 
 def make_load_rows(m_tiles: int, width: int, height: int):
     """``load_rows(a, address)``: all A operands of a warp's rows; fragment ``step * m_tiles + i``."""
-    STEPS = width // 16
 
-    @device
-    def load_rows(a, address):
-        for step in range(STEPS):
-            turn, at = step % 4 * 32, step // 4 * height * PANEL_ROW
-            for i in range(m_tiles):
-                ptx.ldmatrix_x4(a, step * m_tiles + i, (address ^ turn) + (at + i * STRIP))
-    return load_rows
+    def load_one(n, a, address):
+        step, i = n // m_tiles, n % m_tiles
+        ptx.ldmatrix_x4(a, n, (address ^ (step % 4 * 32)) + (step // 4 * height * PANEL_ROW + i * STRIP))
+
+    return unrolled(width // 16 * m_tiles, load_one)
+
+
+def make_clear(size: int):
+    """``clear(acc)``."""
+
+    def clear_one(x, acc):
+        acc[x] = ZERO
+
+    return unrolled(size, clear_one)
 
 
 def make_multiply_nt(m_tiles: int, n_tiles: int, width: int, a_height: int, b_height: int, mma, resident: bool):
-    """``multiply(acc, a, a_address, b_address)``: acc = A B^T over `width` columns of two tiles in panels.
+    """``multiply_add(acc, a, a_address, b_address)``: acc += A B^T over `width` columns of two tiles in panels.
 
     `a_address` is a `lane_down` address in A's rows of this warp, `b_address` a `lane_across` one in B's.  A
     resident A was loaded by `load_rows` before; otherwise `a` holds `m_tiles` fragments of scratch.
     """
-    STEPS, PAIRS, SIZE = width // 16, n_tiles // 2, 4 * m_tiles * n_tiles
-    A_STEP = m_tiles if resident else 0
+
+    def load_a(i, a, address):
+        ptx.ldmatrix_x4(a, i, address + i * STRIP)
+
+    def multiply_row(i, acc, a, b, step, j):
+        at = step * m_tiles + i if resident else i
+        mma(acc, i * n_tiles + 2 * j, a, at, b, 0)
+        mma(acc, i * n_tiles + 2 * j + 1, a, at, b, 1)
+
+    def multiply_columns(j, acc, a, b, step, address):
+        ptx.ldmatrix_x4(b, 0, address + j * STRIP)
+        rows(acc, a, b, step, j)
+
+    def multiply_step(step, acc, a, b, a_address, b_address):
+        turn, panel = step % 4 * 32, step // 4 * PANEL_ROW
+        if not resident:
+            load_step(a, (a_address ^ turn) + panel * a_height)
+        columns(acc, a, b, step, (b_address ^ turn) + panel * b_height)
+
+    load_step = unrolled(m_tiles, load_a)
+    rows = unrolled(m_tiles, multiply_row)
+    columns = unrolled(n_tiles // 2, multiply_columns)
+    steps = unrolled(width // 16, multiply_step)
 
     @device
-    def multiply(acc, a, a_address, b_address):
+    def multiply_add(acc, a, a_address, b_address):
         b = cuda.local.array(4, uint32)
-        for x in range(SIZE):
-            acc[x] = ZERO
-        for step in range(STEPS):
-            turn, at = step % 4 * 32, step // 4
-            if not resident:
-                for i in range(m_tiles):
-                    ptx.ldmatrix_x4(a, i, (a_address ^ turn) + (at * a_height * PANEL_ROW + i * STRIP))
-            for j in range(PAIRS):
-                ptx.ldmatrix_x4(b, 0, (b_address ^ turn) + (at * b_height * PANEL_ROW + j * STRIP))
-                for i in range(m_tiles):
-                    mma(acc, i * n_tiles + 2 * j, a, step * A_STEP + i, b, 0)
-                    mma(acc, i * n_tiles + 2 * j + 1, a, step * A_STEP + i, b, 1)
-    return multiply
+        steps(acc, a, b, a_address, b_address)
+    return multiply_add
 
 
-def make_multiply_add_nn(m_tiles: int, depth: int, width: int, b_height: int, mma):
+def make_multiply_nn(m_tiles: int, depth: int, width: int, b_height: int, mma):
     """``multiply_add(acc, a, b_address)``: acc += A B, A in registers, B of `depth` rows and `width` columns.
 
     Fragment ``step * m_tiles + i`` of `a` holds row tile i and columns 16 step .. 16 step + 15; `b_address`
     is a `lane_down` address.
     """
-    STEPS, PAIRS, N_TILES = depth // 16, width // 16, width // 8
+    N_TILES = width // 8
+
+    def multiply_row(i, acc, a, b, step, j):
+        mma(acc, i * N_TILES + 2 * j, a, step * m_tiles + i, b, 0)
+        mma(acc, i * N_TILES + 2 * j + 1, a, step * m_tiles + i, b, 1)
+
+    def multiply_columns(j, acc, a, b, step, address):
+        ptx.ldmatrix_x4_trans(b, 0, (address ^ (j % 4 * 32)) + (j // 4 * b_height * PANEL_ROW + step * STRIP))
+        rows(acc, a, b, step, j)
+
+    def multiply_step(step, acc, a, b, address):
+        columns(acc, a, b, step, address)
+
+    rows = unrolled(m_tiles, multiply_row)
+    columns = unrolled(width // 16, multiply_columns)
+    steps = unrolled(depth // 16, multiply_step)
 
     @device
     def multiply_add(acc, a, b_address):
         b = cuda.local.array(4, uint32)
-        for step in range(STEPS):
-            for j in range(PAIRS):
-                turn, at = j % 4 * 32, j // 4 * b_height * PANEL_ROW
-                ptx.ldmatrix_x4_trans(b, 0, (b_address ^ turn) + (at + step * STRIP))
-                for i in range(m_tiles):
-                    mma(acc, i * N_TILES + 2 * j, a, step * m_tiles + i, b, 0)
-                    mma(acc, i * N_TILES + 2 * j + 1, a, step * m_tiles + i, b, 1)
+        steps(acc, a, b, b_address)
     return multiply_add
 
 
 def make_pack(m_tiles: int, n_tiles: int, pack):
     """``pack_fragments(acc, a)``: a result as the A operand of the next product."""
-    STEPS = n_tiles // 2
 
-    @device
-    def pack_fragments(acc, a):
-        for step in range(STEPS):
-            for i in range(m_tiles):
-                x = 4 * (i * n_tiles + 2 * step)
-                for e in range(4):
-                    a[4 * (step * m_tiles + i) + e] = pack(acc[x + 2 * e], acc[x + 2 * e + 1])
-    return pack_fragments
+    def pack_one(n, acc, a):
+        fragment, e = n // 4, n % 4
+        x = 4 * (fragment % m_tiles * n_tiles + fragment // m_tiles * 2) + 2 * e
+        a[n] = pack(acc[x], acc[x + 1])
+
+    return unrolled(m_tiles * n_tiles * 2, pack_one)

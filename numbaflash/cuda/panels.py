@@ -12,6 +12,7 @@ from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.tiles import device
+from numbaflash.cuda.unroll import unrolled
 
 PANEL_ROW = 128
 PANEL_COLUMNS = 64
@@ -95,22 +96,31 @@ def _copy_async(target, address, column_stride, present):
 @device
 def _copy_vector(target, address, column_stride, present):
     words = cuda.local.array(4, uint32)
-    for w in range(4):
-        words[w] = uint32(0)
+    _clear_words(words)
     if present > 0:
         ptx.ld_global_nc_v4_b32(words, 0, address)
     ptx.st_shared_v4_b32(target, words, 0)
 
 
+def _clear_word(w, words):
+    words[w] = uint32(0)
+
+
+def _read_word(w, words, address, column_stride, present):
+    words[w] = uint32(0)
+    if 2 * w < present:
+        words[w] = uint32(ptx.ld_global_nc_b16(address + (2 * w) * column_stride))
+    if 2 * w + 1 < present:
+        words[w] |= uint32(ptx.ld_global_nc_b16(address + (2 * w + 1) * column_stride)) << uint32(16)
+
+
+_clear_words, _read_words = unrolled(4, _clear_word), unrolled(4, _read_word)
+
+
 @device
 def _copy_elements(target, address, column_stride, present):
     words = cuda.local.array(4, uint32)
-    for w in range(4):
-        words[w] = uint32(0)
-        if 2 * w < present:
-            words[w] = uint32(ptx.ld_global_nc_b16(address + (2 * w) * column_stride))
-        if 2 * w + 1 < present:
-            words[w] |= uint32(ptx.ld_global_nc_b16(address + (2 * w + 1) * column_stride)) << uint32(16)
+    _read_words(words, address, column_stride, present)
     ptx.st_shared_v4_b32(target, words, 0)
 
 

@@ -4,9 +4,11 @@ Scores enter in units in which exp2 is the exponential (`factor` times the score
 keeps the largest score and its own part of the sum for each of its ``2 * m_tiles`` rows: rows 16 i + 8 h + g.
 """
 import numpy as np
+from numba import cuda, float32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.tiles import device
+from numbaflash.cuda.unroll import unrolled
 
 INFINITY = np.float32(np.inf)
 ZERO = np.float32(0)
@@ -38,30 +40,35 @@ def finite(top):
 def make_softmax_step(m_tiles: int, n_tiles: int, value_tiles: int):
     """``softmax_step(s, acc, top, total, factor)``: scores to weights, and all earlier results rescaled."""
 
-    @device
-    def softmax_step(s, acc, top, total, factor):
-        for i in range(m_tiles):
-            for h in range(2):
-                first, row = 4 * i * n_tiles + 2 * h, 2 * i + h
-                new = ptx.max_f32(s[first], s[first + 1])
-                for j in range(1, n_tiles):
-                    new = ptx.max_f32(new, ptx.max_f32(s[first + 4 * j], s[first + 4 * j + 1]))
-                new = ptx.max_f32(top[row], quad_max(new) * factor)
-                base = finite(new)
-                shrink = ptx.ex2_approx_ftz(top[row] - base)
-                top[row] = new
-                for j in range(value_tiles):
-                    x = 4 * (i * value_tiles + j) + 2 * h
-                    acc[x] *= shrink
-                    acc[x + 1] *= shrink
-                part = total[row] * shrink
-                for j in range(n_tiles):
-                    for e in range(2):
-                        x = first + 4 * j + e
-                        s[x] = ptx.ex2_approx_ftz(s[x] * factor - base)
-                        part += s[x]
-                total[row] = part
-    return softmax_step
+    def larger(j, s, new, first):
+        new[0] = ptx.max_f32(new[0], ptx.max_f32(s[first + 4 * j], s[first + 4 * j + 1]))
+
+    def rescale(j, acc, first, shrink):
+        acc[first + 4 * j] *= shrink
+        acc[first + 4 * j + 1] *= shrink
+
+    def weigh(n, s, total, row, first, factor, base):
+        x = first + 4 * (n // 2) + n % 2
+        s[x] = ptx.ex2_approx_ftz(s[x] * factor - base)
+        total[row] += s[x]
+
+    def row_step(row, s, acc, top, total, factor):
+        i, h = row // 2, row % 2
+        new = cuda.local.array(1, float32)
+        new[0] = -INFINITY
+        all_larger(s, new, 4 * i * n_tiles + 2 * h)
+        largest = ptx.max_f32(top[row], quad_max(new[0]) * factor)
+        base = finite(largest)
+        shrink = ptx.ex2_approx_ftz(top[row] - base)
+        top[row] = largest
+        total[row] *= shrink
+        rescale_all(acc, 4 * i * value_tiles + 2 * h, shrink)
+        weigh_all(s, total, row, 4 * i * n_tiles + 2 * h, factor, base)
+
+    all_larger = unrolled(n_tiles, larger)
+    rescale_all = unrolled(value_tiles, rescale)
+    weigh_all = unrolled(2 * n_tiles, weigh)
+    return unrolled(2 * m_tiles, row_step)
 
 
 @device

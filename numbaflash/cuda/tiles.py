@@ -5,7 +5,7 @@ Plain functions of integers, compiled for the device; `device` is the decorator 
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, int32, int64
+from numba import cuda, int32, int64, uint32
 
 from numbaflash import segments as seg
 from numbaflash import visibility
@@ -61,6 +61,12 @@ class Segment(NamedTuple):
 
 
 @device
+def divide(a, b):
+    """a // b of numbers that are not negative, in 32 bits: 64-bit division is a function call on a GPU."""
+    return int32(uint32(a) // uint32(b))
+
+
+@device
 def locate(call, block):
     """The `Place` of a block.
 
@@ -69,16 +75,16 @@ def locate(call, block):
     end, while the k and v of one group stay in the L2 cache.
     """
     if call.work != 0:
-        item = block // call.heads
+        item = divide(block, call.heads)
         pair = call.work + 8 * int64(item)
         segment, head, tile = ptx.ld_global_nc_s32(pair), block - item * call.heads, ptx.ld_global_nc_s32(pair + 4)
         return Place(int32(segment), int32(head), int32(tile))
-    group = block // (call.tiles * call.chunk)
+    group = divide(block, call.tiles * call.chunk)
     within = block - group * call.tiles * call.chunk
     size = min(call.chunk, call.units - group * call.chunk)
-    step = within // size
+    step = divide(within, size)
     unit = group * call.chunk + within - step * size
-    segment = unit // call.heads
+    segment = divide(unit, call.heads)
     return Place(int32(segment), int32(unit - segment * call.heads), int32(call.tiles - 1 - step))
 
 
@@ -160,7 +166,7 @@ def load_segment(call, place):
     offset = column(call, place, Q_OFFSET)
     k_batch, k_start = column(call, place, K_BATCH), column(call, place, K_START)
     head = int64(place.head)
-    kv_head = head // call.group
+    kv_head = int64(divide(head, call.group))
     return Segment(
         query_rows(call, call.q, place),
         row_zero(call.k, k_batch, kv_head, k_start),
