@@ -8,6 +8,8 @@ from tolerances import assert_forward, eps
 
 import numbaflash
 from numbaflash import reference
+from numbaflash.options import Options
+from numbaflash.problem import make_problem
 
 RUN_TIME_OPTIONS = ["causal", "window", "q_offset", "scale", "sinks", "lengths"]
 
@@ -66,10 +68,11 @@ def test_float64_is_as_exact_as_promised():
 
 
 @pytest.mark.parametrize("dtype", [f16, bfloat16])
-def test_half_precision_is_rounded_once(dtype):
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 150, 64)).astype(dtype)
-    wide = numbaflash.attention(q, k, v, out_dtype=np.float32, backend="cpu")
-    assert np.abs(wide - reference.attention(q, k, v)[0]).max() <= 1e-6
+    wide, lse = numbaflash.attention(q, k, v, out_dtype=f32, return_lse=True, backend="cpu")
+    in_float32 = make_problem(*(x.astype(f32) for x in (q, k, v)), Options())
+    assert_forward(in_float32, wide, lse)
     np.testing.assert_array_equal(numbaflash.attention(q, k, v, backend="cpu"), wide.astype(dtype))
 
 

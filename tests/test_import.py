@@ -1,0 +1,86 @@
+"""Importing is quick, light, and works anywhere."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numbaflash
+
+PACKAGE = Path(numbaflash.__file__).parent
+
+
+def run(code, **environment):
+    env = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(PACKAGE.parent)} | environment
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd="/", timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_takes_under_a_second_once_warm():
+    code = "import time; t = time.perf_counter(); import numbaflash; print(time.perf_counter() - t)"
+    assert min(float(run(code)[0]) for _ in range(4)) < 1.0
+
+
+def test_importing_loads_no_other_array_library_and_no_gpu_driver():
+    loaded = run("import sys, numbaflash; print(*sys.modules)")
+    heavy = {"torch", "cupy", "jax", "matplotlib", "scipy", "pytest", "hypothesis", "numbaflash.cpu.forward",
+             "numbaflash.reference", "numbaflash.cuda", "numbaflash.emulator"}
+    assert not heavy & set(loaded)
+
+
+def test_the_public_names_are_few_and_documented():
+    assert sorted(numbaflash.__all__) == [
+        "Gradients", "Options", "attention", "attention_backward", "attention_varlen", "attention_vjp", "merge_states",
+    ]
+    for name in numbaflash.__all__:
+        assert len(getattr(numbaflash, name).__doc__) > 100, name
+
+
+CALL = """
+import numpy as np, numbaflash
+q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 16), dtype=np.float32)
+out, vjp = numbaflash.attention_vjp(q, k, v, causal=True, backend="cpu")
+vjp(out)
+print(numbaflash.__file__, float(out.sum()))
+"""
+
+
+def test_it_runs_from_an_unwritable_folder_without_a_home(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "site" / "numbaflash", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [tmp_path / "site", *(tmp_path / "site").rglob("*")]:
+        path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
+    try:
+        environment = dict(
+            HOME="/nonexistent", XDG_CACHE_HOME="/nonexistent/cache", PYTHONPATH=str(tmp_path / "site"),
+            TMPDIR=str(tmp_path), PYTHONDONTWRITEBYTECODE="1",
+        )
+        file, total = as_nobody(CALL, **environment)
+        assert Path(file).parent == tmp_path / "site" / "numbaflash"
+        assert float(total) == float(run(CALL)[1])
+    finally:
+        for path in [tmp_path / "site", *(tmp_path / "site").rglob("*")]:
+            path.chmod(stat.S_IRWXU)
+
+
+def as_nobody(code, **environment):
+    """Run code; root writes anywhere, so root becomes somebody else first."""
+    if os.geteuid() != 0:
+        return run(code, **environment)
+    folder = Path(environment["TMPDIR"])
+    for path in [folder, *folder.parents]:
+        if not path.stat().st_mode & stat.S_IXOTH:
+            path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+        if path == folder.parents[2] if len(folder.parents) > 2 else False:
+            break
+    for path in [folder / "site", *(folder / "site").rglob("*")]:
+        path.chmod(stat.S_IRUSR | stat.S_IROTH | (stat.S_IXUSR | stat.S_IXOTH if path.is_dir() else 0))
+    drop = "import os; os.setgid(65534); os.setuid(65534)\n"
+    return run(drop + code, **environment)
+
+
+def test_it_runs_where_a_cache_folder_is_writable(tmp_path):
+    environment = dict(HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert run(CALL, **environment)[1] == run(CALL, **environment)[1]
