@@ -1,6 +1,6 @@
 """Merge attention over disjoint sets of keys: the algebra behind split-KV decoding, rings and cascades."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,11 +97,15 @@ def _states(name: str, states: Any) -> list[np.ndarray]:
         if states.ndim < 2:
             raise ValueError(f"{name} must hold its states on a first axis, not be of shape {states.shape}")
         return list(states)
+    if not isinstance(states, Iterable) or isinstance(states, (str, bytes)):
+        raise TypeError(f"{name} must be a sequence of arrays, not {type(states).__qualname__}")
     return [adopt(f"{name}[{number}]", state) for number, state in enumerate(states)]
 
 
 def _sink_logits(sinks: Any, lse_shape: tuple[int, ...]) -> np.ndarray:
     sinks = adopt("sinks", sinks)
+    if sinks.dtype not in FLOATING:
+        raise TypeError(f"sinks must be floating, not {sinks.dtype}")
     heads = lse_shape[-2] if len(lse_shape) > 1 else 1
     if sinks.shape != (heads,):
         raise ValueError(f"sinks must have shape ({heads},), one logit per query head, not {sinks.shape}")
