@@ -1,24 +1,25 @@
 """The CPU forward pass: from a Problem to arrays, through :mod:`attend`."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import float64
+from ..arrays import Operand
 from ..dropout import threshold
 from ..problem import Problem
 from ..segments import COLUMNS, K_LENGTH, Q_LENGTH, Q_OFFSET, uncovered
 from ..visibility import Band
 from . import attend
-from .call import make_call
+from .call import Integers, Numbers, Plan, make_call
 from .compile import Static
-from .config import ForwardTiles, forward_tiles, vector_static
+from .config import forward_tiles, vector_static
 from .lanes import LANE_TABLES
 from .simd import LOG2_E
 from .softmax import STATE_PANELS
-from .storage import CODES
+from .storage import CODES, FLOAT64
 from .threads import get_num_threads, run
 
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
@@ -58,18 +59,17 @@ def forward(
     table = problem.segments
     if not (len(table) and heads and lse.size):
         return out, lse
-    static = forward_static(problem)
-    max_q, max_k = int(table[:, Q_LENGTH].max()), int(table[:, K_LENGTH].max())
-    tiles = forward_tiles(
-        static, head_dim, value_dim, max_q, max_k, len(table) * heads, problem.group, get_num_threads()
+    max_q, max_k = (int(longest) for longest in table[:, Q_LENGTH : K_LENGTH + 1 : K_LENGTH - Q_LENGTH].max(axis=0))
+    general = is_general(problem)
+    plan = _plan(
+        CODES[problem.q.dtype], general, head_dim, value_dim, max_q, max_k, len(table), heads, problem.group,
+        _in_place(problem, problem.k), _in_place(problem, problem.v), get_num_threads(),
     )
-    block_q = tiles.panels * static["panel"]
-    jobs = _jobs(problem, tiles.packed_heads, block_q)
-    head_units = heads // problem.group if tiles.packed_heads else heads
-    call = _make_call(problem, static, tiles, jobs, head_units, out, lse)
-    entry = attend.kernel.specialise(attend.ARGUMENTS, static)
-    flops = 2.0 * (head_dim + value_dim + 8) * jobs.pairs * head_units
-    run(entry, (call, None), jobs=len(jobs.table) * head_units, cost_ns=flops / _GIGAFLOPS,
+    jobs = _jobs(problem, plan)
+    job_count = len(jobs.table) * plan.head_units
+    call = _make_call(problem, plan, jobs, job_count, out, lse)
+    flops = 2.0 * (head_dim + value_dim + 8) * jobs.pairs * plan.head_units
+    run(_entry(CODES[problem.q.dtype], general), (call, None), jobs=job_count, cost_ns=flops / _GIGAFLOPS,
         keep=(problem, jobs, out, lse))
     return out, lse
 
@@ -82,59 +82,80 @@ def empty_output(problem: Problem) -> np.ndarray:
     return np.empty(problem.out_shape, problem.out_dtype)
 
 
-def forward_static(problem: Problem) -> Static:
-    """What the kernel is compiled for: dtype, vector width, and whether there is more than a band."""
-    score = problem.score
-    general = not score.is_empty or problem.mask is not None or problem.dropout is not None
-    return _static(CODES[problem.q.dtype], general)
+def is_general(problem: Problem) -> bool:
+    """Whether there is more to do to a score than a band and lengths."""
+    return not problem.score.is_empty or problem.mask is not None or problem.dropout is not None
 
 
 @lru_cache(maxsize=64)
-def _static(storage: int, general: bool) -> Static:
-    bits = 64 if storage == CODES[float64] else 32
-    return Static(storage=storage, general=general, **vector_static(bits))
+def forward_static(storage: int, general: bool) -> Static:
+    """What the kernel is compiled for: stored dtype (a code), vector width, and whether stages are present."""
+    return Static(storage=storage, general=general, **vector_static(64 if storage == FLOAT64 else 32))
 
 
-def _make_call(
-    problem: Problem, static: Static, tiles: ForwardTiles, jobs: Jobs, head_units: int, out: np.ndarray,
-    lse: np.ndarray,
-) -> np.ndarray:
-    q, k, v, score, dropout = problem.q, problem.k, problem.v, problem.score, problem.dropout
-    head_dim, value_dim, size = q.shape[3], v.shape[3], static["size"]
+@lru_cache(maxsize=64)
+def _entry(storage: int, general: bool) -> Callable:
+    return attend.kernel.specialise(attend.ARGUMENTS, forward_static(storage, general))
+
+
+def _in_place(problem: Problem, array: Operand) -> bool:
+    """Whether products can read the array where it lies."""
+    return array.dtype == problem.compute_dtype and (
+        array.strides[3] == array.dtype.itemsize or array.shape[3] <= 1
+    )
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    storage: int, general: bool, head_dim: int, value_dim: int, max_q: int, max_k: int, segments: int, heads: int,
+    group: int, k_in_place: bool, v_in_place: bool, threads: int,
+) -> Plan:
+    static = forward_static(storage, general)
+    tiles = forward_tiles(static, head_dim, value_dim, max_q, max_k, segments * heads, group, threads)
+    size, width = static["size"], static["panel"] * static["size"]
     block_q = tiles.panels * static["panel"]
-    in_place = {
-        name: array.dtype == problem.compute_dtype and (array.strides[3] == size or array.shape[3] <= 1)
-        for name, array in (("k", k), ("v", v))
-    }
-    width = static["panel"] * size
-    # Stages work on scores in natural units; without any, only the sign of the scale has to reach Q.
-    q_factor, unit = problem.scale, 1.0
-    if not static["general"] and problem.scale:
-        q_factor, unit = math.copysign(1.0, problem.scale), abs(problem.scale)
-    layout = _layout(
+    parts = dict(
         at_q=tiles.panels * head_dim * width,
         at_out=tiles.panels * value_dim * width,
         at_scores=max(2, tiles.block_k) * width,
         at_state=tiles.panels * STATE_PANELS * width,
-        at_keys=0 if in_place["k"] else tiles.block_k * head_dim * size,
-        at_values=0 if in_place["v"] else tiles.block_k * value_dim * size,
+        at_keys=0 if k_in_place else tiles.block_k * head_dim * size,
+        at_values=0 if v_in_place else tiles.block_k * value_dim * size,
         at_clean=tiles.block_k * value_dim * size,
         at_lanes=LANE_TABLES * 8 * block_q,
     )
+    offsets, total = {}, 0
+    for name, length in parts.items():
+        offsets[name] = total
+        total += (length + 63) & ~63  # each on a cache line of its own
+    return Plan(
+        head_dim=head_dim, value_dim=value_dim, group=group, packed_heads=tiles.packed_heads,
+        head_units=heads // group if tiles.packed_heads else heads, block_q=block_q, block_k=tiles.block_k,
+        k_in_place=k_in_place, v_in_place=v_in_place, scratch_bytes=total, **offsets,
+    )
+
+
+def _make_call(
+    problem: Problem, plan: Plan, jobs: Jobs, job_count: int, out: np.ndarray, lse: np.ndarray
+) -> np.ndarray:
+    score, dropout, mask = problem.score, problem.dropout, problem.mask
+    # Stages work on scores in natural units; without any, only the sign of the scale has to reach Q.
+    q_factor, unit = problem.scale, 1.0
+    if q_factor and not is_general(problem):
+        q_factor, unit = math.copysign(1.0, q_factor), abs(q_factor)
     return make_call(
-        dict(q=q, k=k, v=v, out=out, lse=lse, bias=score.bias, mask=problem.mask, alibi=score.alibi,
-             sinks=problem.sinks, segments=problem.segments, jobs=jobs.table),
-        layout | dict(
-            out_code=CODES[out.dtype], bias_code=0 if score.bias is None else CODES[score.bias.dtype],
-            k_in_place=in_place["k"], v_in_place=in_place["v"], packed_heads=tiles.packed_heads,
-            heads=q.shape[1], head_units=head_units, group=problem.group, head_dim=head_dim, value_dim=value_dim,
-            head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right, block_q=block_q,
-            block_k=tiles.block_k, job_count=len(jobs.table) * head_units, segment_bytes=8 * COLUMNS,
-            may_hide=problem.mask is not None or score.bias is not None,
+        (problem.q, problem.k, problem.v, out, lse, score.bias, mask, score.alibi, problem.sinks, problem.segments,
+         jobs.table),
+        plan,
+        Integers(
+            job_count=job_count, segment_bytes=8 * COLUMNS, out_code=CODES[out.dtype],
+            bias_code=0 if score.bias is None else CODES[score.bias.dtype],
+            may_hide=mask is not None or score.bias is not None,
+            left=problem.band.left, right=problem.band.right, head_origin=problem.head_origin,
             seed=0 if dropout is None else _signed(dropout.seed),
             threshold=-1 if dropout is None else threshold(dropout.p),
         ),
-        dict(
+        Numbers(
             q_factor=q_factor, unit=unit * LOG2_E, softcap=score.softcap or 0.0,
             keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
         ),
@@ -143,15 +164,6 @@ def _make_call(
 
 def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
-def _layout(**parts: int) -> dict[str, int]:
-    """Offsets of parts of scratch, each on a cache line of its own, and their total."""
-    offsets, total = {}, 0
-    for name, size in parts.items():
-        offsets[name] = total
-        total += size + 63 & ~63
-    return offsets | {"scratch_bytes": total}
 
 
 def _fill_uncovered(problem: Problem, out: np.ndarray, lse: np.ndarray) -> None:
@@ -165,9 +177,9 @@ def _fill_uncovered(problem: Problem, out: np.ndarray, lse: np.ndarray) -> None:
         lse[at, :, low:high] = -np.inf
 
 
-def _jobs(problem: Problem, packed_heads: bool, block_q: int) -> Jobs:
-    table = problem.segments
-    scale = problem.group if packed_heads else 1
+def _jobs(problem: Problem, plan: Plan) -> Jobs:
+    table, block_q = problem.segments, plan.block_q
+    scale = plan.group if plan.packed_heads else 1
     first = table[0]
     if not table.flags.writeable:  # a dense batch: all segments are alike
         return _uniform_jobs(len(table), int(first[Q_LENGTH]), int(first[K_LENGTH]), int(first[Q_OFFSET]), scale,
