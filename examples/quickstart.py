@@ -136,8 +136,8 @@ def print_table(tokens: int, times: dict, memory: dict) -> None:
         faster = compared(times["plain NumPy"][step], times["numbaflash"][step], "faster", "slower")
         print(f"    {'':18}{faster:>24}{less:>32}")
     print(
-        f"\nPlain NumPy holds {tokens} x {tokens} scores for {HEADS} heads, {scores / MIB:.0f} MiB, twice in the "
-        "backward pass.\nnumbaflash never does: beyond inputs and results it needs little, at any length."
+        f"\nPlain NumPy holds {tokens} x {tokens} scores for {HEADS} heads, {scores / MIB:.0f} MiB, twice in "
+        "the backward pass.\nnumbaflash never does: beyond inputs and results it needs little, at any length."
     )
 
 

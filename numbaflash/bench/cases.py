@@ -230,7 +230,7 @@ def visible_pairs(case: Case) -> int:
 
 
 def operations(case: Case, which: str) -> int:
-    """Floating point operations: 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward, recomputed S included."""
+    """Floating point operations: 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward, with S again."""
     d, dv = case.head_dim, case.values
     work = {FORWARD: 2 * (d + dv), "backward": 2 * (3 * d + 2 * dv)}
     work[BOTH] = work[FORWARD] + work["backward"]

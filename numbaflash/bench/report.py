@@ -39,9 +39,9 @@ class Table:
     >>> from numbaflash.bench.report import Column, Table
     >>> table = Table([Column("name", "case", -8), Column("ms", "ms", 6, ".1f")])
     >>> table.head()
-    case          ms
+    case         ms
     >>> table.row({"name": "one", "ms": 2.25})
-    one          2.2
+    one         2.2
     """
 
     def __init__(self, columns: Sequence[Column]) -> None:

@@ -1,7 +1,8 @@
 """Peak memory of a call, from the operating system.
 
-``tracemalloc`` sees what NumPy allocates, but neither what a compiled kernel nor what another library does. The resident set of the process sees them all. To be measured in a process of its own, after a small call that
-compiles whatever there is to compile.
+``tracemalloc`` sees what NumPy allocates, but neither what a compiled kernel nor what another library
+does. The resident set of the process sees them all. To be measured in a process of its own, after a small
+call that compiles whatever there is to compile.
 """
 
 import ctypes
@@ -23,8 +24,8 @@ def peak_growth(function: Callable[[], object]) -> int | None:
 
     Notes
     -----
-    On Linux the high-water mark is reset before the call (``/proc/self/clear_refs``). Elsewhere it cannot be, and
-    the growth of the mark is returned: right if this is the largest call of the process so far.
+    On Linux the high-water mark is reset before the call (``/proc/self/clear_refs``). Elsewhere it cannot be,
+    and the growth of the mark is returned: right if this is the largest call of the process so far.
 
     Examples
     --------
