@@ -403,12 +403,12 @@ def _stream_handle(stream: Any) -> int:
 
 
 def _like(home: Home, like: Any, gradient: np.ndarray) -> Any:
-    """A gradient in the shape, dtype and kind of its input; gradients on a device come in that form already."""
+    """A gradient that a backend made, in the shape, dtype and kind of its input."""
     if isinstance(gradient, np.ndarray) and home.device is None:
         array, view = home.library.empty(tuple(like.shape), home.library.view(like).dtype, like)
         view[...] = gradient.reshape(view.shape)
         return array
-    return gradient
+    return home.library.astype(gradient, home.library.view(like).dtype, tuple(like.shape))
 
 
 def _extent(problem: Problem, keys: bool = False) -> tuple[int, int]:

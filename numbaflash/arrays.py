@@ -71,6 +71,10 @@ class NumPy:
         """A view of the values as contiguous float64, on the array's own device."""
         return np.ascontiguousarray(array, np.float64)
 
+    def astype(self, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+        """An array of this library in another dtype and shape, on its own device."""
+        return array.astype(dtype).reshape(shape)
+
     def stream(self, device: int) -> int:
         """Handle of the library's current stream on a device."""
         return 0
@@ -105,6 +109,9 @@ class Torch(NumPy):
 
     def as_float64(self, array: Any) -> np.ndarray:
         return self.view(array.detach().double().contiguous())
+
+    def astype(self, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+        return array.to(getattr(sys.modules["torch"], dtype.name)).reshape(shape)
 
     def stream(self, device: int) -> int:
         return sys.modules["torch"].cuda.current_stream(device).cuda_stream
@@ -156,6 +163,9 @@ class Numba(NumPy):
     def as_float64(self, array: Any) -> np.ndarray:
         return array.copy_to_host().astype(np.float64)
 
+    def astype(self, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+        return sys.modules["numba"].cuda.to_device(array.copy_to_host().astype(dtype).reshape(shape))
+
 
 class Jax(NumPy):
     """JAX arrays, on the host and on CUDA devices; results are finished before they are handed back."""
@@ -201,10 +211,21 @@ LIBRARIES = {
 
 
 class Home(NamedTuple):
-    """Where the arrays of a call live: their library, and the number of their GPU (None: host memory)."""
+    """Where the arrays of a call live.
+
+    Attributes
+    ----------
+    library : NumPy
+        The adapter of their library.
+    device : int or None
+        Number of their GPU; None is host memory.
+    like : array
+        One of them, beside which results are made.
+    """
 
     library: NumPy
     device: int | None
+    like: Any = None
 
 
 HOST = Home(NUMPY, None)
@@ -234,7 +255,7 @@ def home_of(name: str, array: Any) -> Home:
         raise TypeError(
             f"{name} must be an array of NumPy, CuPy, PyTorch, JAX or Numba, not {type(array).__qualname__}"
         )
-    return Home(library, library.device(array))
+    return Home(library, library.device(array), array)
 
 
 def adopt(name: str, array: Any, home: Home = HOST) -> np.ndarray:

@@ -55,3 +55,17 @@ def uncovered(table: np.ndarray, batch: int, length: int, *, keys: bool = False)
         position[at] = max(position[at], lo + n)
     gaps += [(at, end, length) for at, end in position.items() if end < length]
     return gaps
+
+
+def covering(table: np.ndarray, batch: int, q_rows: int, k_rows: int) -> np.ndarray:
+    """The table with segments added that cover the rest: queries without keys, and keys without queries.
+
+    Where results lie on a device, the kernels so write the constants of rows that belong to no segment.
+    """
+    gaps = [(at, lo, hi, False) for at, lo, hi in uncovered(table, batch, q_rows)]
+    gaps += [(at, lo, hi, True) for at, lo, hi in uncovered(table, batch, k_rows, keys=True)]
+    extra = np.zeros((len(gaps), COLUMNS), np.int64)
+    for row, (at, lo, hi, keys) in zip(extra, gaps, strict=True):
+        row[[Q_BATCH, K_BATCH]] = at
+        row[[K_START, K_LENGTH] if keys else [Q_START, Q_LENGTH]] = lo, hi - lo
+    return np.concatenate([table, extra])
