@@ -1,7 +1,6 @@
 """bench.py: every subcommand runs, says what it measured, and notices what is wrong."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,9 +17,9 @@ BENCH = Path(__file__).parents[1] / "bench.py"
 SMALL = [cpu.clip(case, 40) for case in cases.CASES]
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(BENCH), *arguments], capture_output=True, text=True, timeout=300,
-                          env=os.environ | variables)  # fmt: skip
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(BENCH), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def measured(tmp_path: Path, *arguments: str) -> tuple[str, list[dict]]:
@@ -36,7 +35,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[str, list[dict]]:
     return done.stdout, document["rows"]
 
 
-# --------------------------------------------------------------------------------------------------- subcommands
+# ------------------------------------------------------------------------------------------------ subcommands
 
 
 @pytest.mark.parametrize("subcommand", cli.SUBCOMMANDS)
@@ -144,7 +143,7 @@ def test_pictures_are_png_files(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-# ------------------------------------------------------------------------------------------- machine and settings
+# --------------------------------------------------------------------------------------- machine and settings
 
 
 def test_a_forced_blas_kernel_is_a_warning_unless_avx2_forced_it(monkeypatch):
@@ -166,7 +165,7 @@ def test_avx2_and_threads_hold_a_fresh_process_to_what_was_asked():
     assert "ATEN_CPU_CAPABILITY=avx2" in done.stdout and "NUMBAFLASH_VECTOR_BITS=256" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------- measuring
+# -------------------------------------------------------------------------------------------------- measuring
 
 
 def test_peak_growth_sees_memory_that_is_given_back_before_the_call_ends():
@@ -213,7 +212,7 @@ def test_peaks_are_positive_and_float64_is_not_faster_than_float32():
     assert peaks.read_bandwidth(1 << 20) > 1e7
 
 
-# ----------------------------------------------------------------------------------------------------------- peers
+# ------------------------------------------------------------------------------------------------------ peers
 
 
 @pytest.mark.slow

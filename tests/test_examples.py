@@ -34,7 +34,7 @@ def sentence_embeddings() -> ModuleType:
     return load("sentence_embeddings")
 
 
-# ---------------------------------------------------------------------------------------------------- quickstart
+# ------------------------------------------------------------------------------------------------- quickstart
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_quickstart_fails_when_a_gradient_is_wrong(quickstart, monkeypatch, caps
     assert [line.split()[0] for line in lines if line.endswith("WRONG")] == ["dk"]
 
 
-# ------------------------------------------------------------------------------------------- sentence embeddings
+# ---------------------------------------------------------------------------------------- sentence embeddings
 
 
 def tiny_encoder(module: ModuleType, hidden: int = 24, words: int = 50):
