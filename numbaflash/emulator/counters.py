@@ -59,7 +59,7 @@ class Tally:
         self.machine, self.instruction, self.space, self.kind, self.nbytes = machine, instruction, space, kind, nbytes
         self.requests = self.bytes = self.units = self.ideal = 0
         self.touched = touched
-        self.pattern, self.phase, self.known_lanes, self.known = None, 0, None, (0, 0)
+        self.pattern, self.phase, self.known_lanes, self.known = (), 0, None, (0, 0)
         self.mask = 31 if space == "global" else 3
 
     def __call__(self, address, active):
@@ -70,12 +70,12 @@ class Tally:
             return
         if self.touched is not None:
             self.touched.mark(address, self.kind)
-        first = address[0]
+        first = int(address[0])
         relative = address - first
-        if not (self.pattern is not None and first & self.mask == self.phase and len(relative) == len(self.pattern)
+        if not (first & self.mask == self.phase and len(relative) == len(self.pattern)
                 and (lanes is self.known_lanes or (lanes is not None and self.known_lanes is not None
                                                    and np.array_equal(lanes, self.known_lanes)))
-                and (relative == self.pattern).all()):
+                and not np.count_nonzero(relative != self.pattern)):
             self.pattern, self.phase, self.known_lanes = relative, first & self.mask, lanes
             rows = rows_by_warp(address >> (SECTOR if self.space == "global" else 2), active, self.machine)
             self.known = (sectors_of(rows), 0) if self.space == "global" else wavefronts_of(rows, self.nbytes)

@@ -11,6 +11,7 @@ from .memory import GUARD, LOCAL_WINDOW, SHARED_START, SHARED_WINDOW, Allocation
 from .parser import Address
 from .races import UNALLOCATED, UNINITIALIZED, GlobalShadow, SharedShadow
 from .registry import lookup
+from .subnormals import Subnormals, has_subnormal
 from .values import Registers, immediate
 
 ADDRESSED = ("global", "shared", "local", "const", "param")
@@ -50,8 +51,13 @@ class Decoder:
         self.carry = np.zeros(machine.lanes, bool)
         self.steps = {}
         self._specials = {}
+        self.subnormals = Subnormals(machine.function)
         granules = _granules(machine.function)
         arena.build(granules["global"])
+        if self.subnormals.needed:
+            given = b"".join(data for data in parameters.values() if len(data) == 4)
+            self.subnormals.memory.raised = has_subnormal(arena.views[4]) or \
+                has_subnormal(np.frombuffer(given, np.uint32))
         checks = machine.checks
         self.spaces = {"global": arena, "shared": self._shared(module_variables, granules["shared"]),
                        "local": self._local(granules["local"])}
@@ -87,7 +93,7 @@ class Decoder:
             allocations.append(Allocation("dynamic shared memory", top, self.shared_bytes))
         limit = top + self.shared_bytes + GUARD
         self.symbols_end = limit
-        stride = -(-limit // 1024) * 1024
+        stride = 1 << (limit - 1).bit_length()
         space = Space("shared", stride * self.machine.blocks, limit, 0, granule, stride)
         space.allocations = allocations
         space.origin = self.machine.block_of * stride
@@ -101,7 +107,7 @@ class Decoder:
                 self.symbols[name] = top
                 allocations.append(Allocation(f"local {variable.name}", top, variable.nbytes))
                 top += variable.nbytes + GUARD
-        stride = -(-top // 16) * 16
+        stride = 1 << (top - 1).bit_length()
         space = Space("local", stride * self.machine.lanes, stride, 0, granule, stride)
         space.allocations = allocations
         space.origin = np.arange(self.machine.lanes) * stride
@@ -125,10 +131,6 @@ class Decoder:
             self.shared_shadow.new_batch(fill)
 
     # ---- operands
-    def never_subnormal(self, operand):
-        """True if `.ftz` has nothing to flush in this operand."""
-        return operand not in self.registers
-
     def is_register(self, name):
         return name in self.registers
 
@@ -280,11 +282,12 @@ class Decoder:
 
         def run(active):
             flags = ~predicate if negated else predicate
-            flags = flags.copy() if active.lanes is None else flags & active.where
+            flags = flags.copy() if active.lanes is None else flags & active.mask
             count = np.count_nonzero(flags)
             if not count:
                 return
-            chosen = active if active.lanes is None and count == len(flags) else Active.of(flags)
+            everyone = count == (len(flags) if active.lanes is None else len(active.lanes))
+            chosen = active if everyone else Active.of(flags)
             counter(chosen)
             step(chosen)
         return run

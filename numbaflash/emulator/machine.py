@@ -19,30 +19,39 @@ FAIRNESS = 4096
 
 
 class Active:
-    """The lanes that execute: ``where`` is a ufunc mask (or True), ``lanes`` their indices (or None for all)."""
+    """The lanes that execute.
 
-    __slots__ = ("where", "lanes", "_warps")
+    Attributes
+    ----------
+    lanes : array of int or None
+        Their indices; None is all of them.
+    mask : array of bool or True
+    where : array of bool or True
+        The mask for results in registers; True also where all other lanes have exited and nobody sees what they hold.
+    """
 
-    def __init__(self, where=True, lanes=None):
-        self.where, self.lanes, self._warps = where, lanes, None
+    __slots__ = ("where", "lanes", "mask", "_warps")
+
+    def __init__(self, where=True, lanes=None, mask=True):
+        self.where, self.lanes, self.mask, self._warps = where, lanes, mask, None
 
     @classmethod
     def of(cls, mask):
-        return cls(mask, np.flatnonzero(mask))
+        return cls(mask, np.flatnonzero(mask), mask)
 
     def subset(self, flags):
         """Those of its lanes for which ``flags`` (over `lanes`) holds."""
         lanes = np.flatnonzero(flags) if self.lanes is None else self.lanes[flags]
-        mask = np.zeros(len(flags) if self.lanes is None else len(self.where), bool)
+        mask = np.zeros(len(flags) if self.lanes is None else len(self.mask), bool)
         mask[lanes] = True
-        return Active(mask, lanes)
+        return Active(mask, lanes, mask)
 
     def warps(self, machine):
         """Numbers of the warps that take part."""
         if self.lanes is None:
             return machine.all_warps
         if self._warps is None:
-            self._warps = np.flatnonzero(self.where.reshape(-1, 32).any(axis=1))
+            self._warps = np.flatnonzero(self.mask.reshape(-1, 32).any(axis=1))
         return self._warps
 
 
@@ -213,7 +222,10 @@ class Machine:
             horizon = FAR - 1 if rotate else horizon
         if here.all():
             return current, self.everyone, FAR
-        return current, Active.of(here), horizon
+        active = Active.of(here)
+        if np.array_equal(here, self.state != EXITED):
+            active.where = True
+        return current, active, horizon
 
     def schedule_randomly(self, running):
         """A random place, and a random subset of the warps that are there; lanes of a warp still meet."""
@@ -298,7 +310,7 @@ class Machine:
         if active.lanes is None:
             here = np.ones((len(warps), 32), bool)
         else:
-            here = active.where.reshape(-1, 32)[warps]
+            here = active.mask.reshape(-1, 32)[warps]
         alive = self.alive().reshape(-1, 32)[warps]
         if mask is None:
             wanted = alive

@@ -48,6 +48,7 @@ class Space:
 
     def __init__(self, name, nbytes, limit, base=0, granule=1, stride=0):
         self.name, self.limit, self.base, self.granule, self.stride = name, limit, base, granule, stride
+        self.reach = stride if stride & stride - 1 == 0 else 0
         self.bytes = np.zeros(-(-nbytes // 16) * 16, np.uint8)
         self.views = {size: self.bytes.view(f"u{size}") for size in (1, 2, 4, 8)}
         self.shift = granule.bit_length() - 1
@@ -112,12 +113,16 @@ class Access:
         checks = build.machine.checks
         self.alignment = nbytes - 1 if checks.alignment else 0
         self.bounds = checks.bounds
+        self.checked = self.bounds or checks.alignment
+        # Addresses within these bits stay in the lane's stretch of the buffer, whose rest the shadow knows about.
+        self.beyond = ~(space.reach - 1) if space.shadow is not None else -1
         self.limit = np.uint64(max(space.limit - nbytes, 0))
         self.scratch = np.empty(build.machine.lanes, np.int64)
         self.shadow = space.shadow
         self.steps = range(max(nbytes >> space.shift, 1))
         self.tally = build.machine.counters.memory(instruction, space.name, kind, nbytes)
         self.shift = space.shift
+        self.journal = build.machine.journal if build.machine.journal.watch else None
 
     def __call__(self, active, values=None):
         lanes = active.lanes
@@ -125,16 +130,22 @@ class Access:
             address = np.add(self.base, self.offset, out=self.scratch, dtype=np.int64)
         else:
             address = self.base[lanes] + self.offset
-        if self.alignment and np.bitwise_or.reduce(address) & self.alignment:
-            self.misaligned(address, lanes)
-        if self.bounds and address.view(np.uint64).max() > self.limit:
-            self.outside(address, lanes, address.view(np.uint64) > self.limit)
+        if self.checked:
+            together = int(np.bitwise_or.reduce(address))
+            if together & self.alignment:
+                self.misaligned(address, lanes)
+            if together & self.beyond and self.bounds:
+                outside = address.view(np.uint64) > self.limit
+                if outside.any():
+                    self.outside(address, lanes, outside)
         if self.tally is not None:
             self.tally(address, active)
         origin = self.space.origin
         index = address if origin is None else address + (origin if lanes is None else origin[lanes])
         if self.shadow is not None:
             getattr(self.shadow, self.kind)(index >> self.shift, active, self, values)
+        if self.journal is not None:
+            self.journal.record(self.machine, self.instruction, self.space, index, self.nbytes, active, self.kind)
         return index
 
     # ---- messages

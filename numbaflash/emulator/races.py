@@ -134,7 +134,7 @@ class SharedShadow:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
             late = stamp > horizon
-            if late.any():
+            if np.count_nonzero(late):
                 self.examine(at, stamp, late, active, access, "load", None)
             if self.races:
                 self.mark_read(at, lanes)
@@ -161,16 +161,16 @@ class SharedShadow:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
             late = stamp > horizon
-            if late.any():
+            if np.count_nonzero(late):
                 late &= stamp != UNINITIALIZED
-                if late.any():
+                if np.count_nonzero(late):
                     self.examine(at, stamp, late, active, access, kind, values)
             if self.races:
                 self.check_readers(at, active, access)
             self.stamps[at] = own
             if self.races and kind == "store":
                 lost = self.stamps.take(at) != own
-                if lost.any():
+                if np.count_nonzero(lost):
                     self.collision(at, lost, own, active, access, values)
 
     def atomic(self, granule, active, access, values):
@@ -179,7 +179,7 @@ class SharedShadow:
         for step in access.steps:
             stamp = self.stamps.take(granule + step)
             late = stamp > horizon
-            if late.any():
+            if np.count_nonzero(late):
                 self.examine(granule + step, stamp, late, active, access, "atomic", None)
         self.store(granule, active, access, None, "atomic", ATOMIC)
 
@@ -202,7 +202,7 @@ class SharedShadow:
                 if self.races:
                     self.race(access, active, at, flying, stamp, kind, "an asynchronous copy still writes there")
             late = late & ~special
-        if not self.races or not late.any():
+        if not self.races or not np.count_nonzero(late):
             return
         which = np.flatnonzero(late)
         lanes = which if active.lanes is None else active.lanes[which]
@@ -357,13 +357,13 @@ class GlobalShadow:
         for step in access.steps:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
-            if stamp.max():
+            if np.maximum.reduce(stamp):
                 self.examine(at, stamp, active, access, "load", None)
             if self.races:
                 own = self.clocks.own()
                 own = own if lanes is None else own[lanes]
                 before = self.readers.take(at)
-                if before.max():
+                if np.maximum.reduce(before):
                     several = (before != 0) & (((before ^ own) >> _BLOCK & BLOCK_MASK) != 0) | (before & ATOMIC) != 0
                     own = np.where(several, own | ATOMIC, own)
                 self.readers[at] = own
@@ -377,16 +377,16 @@ class GlobalShadow:
         for step in access.steps:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
-            if stamp.max():
+            if np.maximum.reduce(stamp):
                 self.examine(at, stamp, active, access, kind, values)
             if self.races:
                 before = self.readers.take(at)
-                if before.max():
+                if np.maximum.reduce(before):
                     self.examine_readers(at, before, active, access)
             if kind == "store" and self.races:
                 self.stamps[at] = own
                 lost = self.stamps.take(at) != own
-                if lost.any():
+                if np.count_nonzero(lost):
                     self.collision(at, lost, active, access, values)
             else:
                 self.stamps[at] = own

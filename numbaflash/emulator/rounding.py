@@ -119,27 +119,34 @@ def fma(a, b, c):
 
 _LOW29 = np.uint64((1 << 29) - 1)
 _TIE29 = np.uint64(1 << 28)
-_HUGE, _SMALL = 2.0 ** 127, 2.0 ** -125
+_SMALL = np.float32(2.0 ** -125)
 
 
-def fma_f32(a, b, c, out=None, scratch=None):
+def fma_f32(a, b, c):
     """``a * b + c`` in float32, rounded once."""
-    total = np.multiply(a, b, out=scratch, dtype="f8")
-    product = None
-    wide = np.add(total, c, out=None)
-    bits = wide.view("u8") & _LOW29
-    tie = bits == _TIE29
-    out = np.empty(wide.shape, "f4") if out is None else out
-    np.copyto(out, wide, casting="same_kind")
-    if tie.any():
-        product = total
+    product = np.multiply(a, b, dtype=np.float64)
+    wide = product + c
+    out = wide.astype(np.float32)
+    tie = (wide.view(np.uint64) & _LOW29) == _TIE29
+    if np.count_nonzero(tie):
         _repair_ties(product, c, wide, tie, out)
-    small = np.abs(out) < np.float32(_SMALL)
-    if small.any():
-        small &= (bits != 0) & (wide != 0)
-        if small.any():
+    small = np.abs(out) < _SMALL
+    if np.count_nonzero(small):
+        small &= (wide != 0) & (wide != out)
+        if np.count_nonzero(small):
             a, b, c = np.broadcast_arrays(a, b, c)
             out[small] = exactly(fma, (a[small], b[small], c[small]), "f4", "rn")
+    return out
+
+
+def fma_f32_flushing(a, b, c):
+    """The same for results that are flushed where subnormal."""
+    product = np.multiply(a, b, dtype=np.float64)
+    wide = product + c
+    out = wide.astype(np.float32)
+    tie = (wide.view(np.uint64) & _LOW29) == _TIE29
+    if np.count_nonzero(tie):
+        _repair_ties(product, c, wide, tie, out)
     return out
 
 
@@ -273,7 +280,7 @@ def flushed(x):
     bits = x.view(np.uint32)
     shifted = bits + bits
     shifted -= np.uint32(1)
-    if shifted.min() >= 0x00FFFFFF:
+    if np.minimum.reduce(shifted, axis=None) >= 0x00FFFFFF:
         return x
     return np.where(shifted < 0x00FFFFFF, np.copysign(np.float32(0), x), x)
 
@@ -284,13 +291,13 @@ def settle(x, where, ftz=False):
     if ftz:
         key = bits + bits
         key -= np.uint32(0x01000000)
-        if key.max() <= 0xFE000000:
+        if np.maximum.reduce(key, axis=None) <= 0xFE000000:
             return
         subnormal = key > np.uint32(0xFF000000)
         if subnormal.any():
             np.copyto(x, np.copysign(x.dtype.type(0), x), where=subnormal if where is True else subnormal & where)
     else:
-        biggest = x.max()
+        biggest = np.maximum.reduce(x, axis=None)
         if biggest == biggest:
             return
     nan = x != x

@@ -164,7 +164,7 @@ def wait_group(d, i):
             lanes, group = job[0], job[5]
             due = np.ones(len(lanes), bool) if pending is None else group < store.group[lanes] - pending
             if active.lanes is not None:
-                due &= active.where[lanes]
+                due &= active.mask[lanes]
             if due.all():
                 store.deliver(job)
             elif not due.any():

@@ -70,6 +70,7 @@ def atomic(d, i, out_operand, address, operands):
     count = vector_length(i)
     name, function = operation(i, kind)
     machine, lanes = d.machine, d.machine.lanes
+    d.subnormals.memory.raised = True
     columns = [d.vector(o) for o in operands]
     sources = [[d.source(column[n], dtype) for column in columns] for n in range(count)]
     outs = None

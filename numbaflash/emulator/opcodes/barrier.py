@@ -103,7 +103,7 @@ def whole(machine, active, instruction):
     if active.lanes is None:
         return
     warps = active.warps(machine)
-    here = active.where.reshape(-1, 32)[warps]
+    here = active.mask.reshape(-1, 32)[warps]
     missing = machine.real.reshape(-1, 32)[warps] & ~here
     if not missing.any():
         return
@@ -152,7 +152,7 @@ def bar(d, i: Instruction):
             if active.lanes is None:
                 machine.clocks.barrier_blocks()
                 return following
-            arrived = active.where.reshape(machine.blocks, -1).sum(axis=1)
+            arrived = active.mask.reshape(machine.blocks, -1).sum(axis=1)
             alive = machine.alive().reshape(machine.blocks, -1).sum(axis=1)
             if ((arrived == alive) | (arrived == 0)).all():
                 machine.clocks.barrier_blocks(np.flatnonzero(arrived))

@@ -22,14 +22,15 @@ def arithmetic(d, i, function, exact=None):
     if mode is not None and exact is not None:
         def function(*values):
             return rounding.exactly(exact, values, dtype, mode)
-    suspects = [n for n, o in enumerate(i.operands[1:]) if ftz and not d.never_subnormal(o)]
+    suspects = [(n, d.subnormals.doubt(o)) for n, o in enumerate(i.operands[1:])] if ftz else []
+    suspects = [(n, doubt) for n, doubt in suspects if doubt is not None]
     settle, flushed = rounding.settle, rounding.flushed
 
     def step(active):
         values = sources
-        if suspects:
-            values = list(sources)
-            for n in suspects:
+        for n, doubt in suspects:
+            if doubt.raised:
+                values = list(values)
                 values[n] = flushed(values[n])
         result = function(*values)
         settle(result, True, ftz)
@@ -60,7 +61,8 @@ def mul(d, i):
 @opcode("fma", "mad", section="9.7.3.6, 9.7.3.7", group="float", types=FLOATS)
 def fma(d, i):
     """d = a * b + c with one rounding."""
-    function = rounding.fma_f32 if i.parts[-1] == "f32" else rounding.fma_f64
+    single = rounding.fma_f32_flushing if "ftz" in i.parts else rounding.fma_f32
+    function = single if i.parts[-1] == "f32" else rounding.fma_f64
     return arithmetic(d, i, function, rounding.fma)
 
 

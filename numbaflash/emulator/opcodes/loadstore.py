@@ -118,6 +118,7 @@ def st(d, i):
     sources = [s.view(raw) for s in sources]
     shift, count = size.bit_length() - 1, len(sources)
     strong = bool(STRONG & set(i.parts))
+    note = d.subnormals.watch_store(sources, d.vector(i.operands[1]))
 
     def make(space, window):
         access = Access(d, i, space, address, size * count, "store", window)
@@ -126,6 +127,8 @@ def st(d, i):
 
         def step(active):
             lanes = active.lanes
+            if note is not None:
+                note()
 
             def values(which):
                 chosen = which if lanes is None else lanes[which]

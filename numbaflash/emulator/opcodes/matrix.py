@@ -199,7 +199,7 @@ def ldmatrix(d, i):
 
     def step(active):
         warps = machine.whole_warps(active, i, None)
-        chosen = all_givers if active.lanes is None else Active.of(active.where & givers)
+        chosen = all_givers if active.lanes is None else Active.of(active.mask & givers)
         index = access(chosen) >> 1
         rows = data.take(index[:, None] + column).reshape(-1, count, 8, 8)
         if transposed:
@@ -214,6 +214,7 @@ def ldmatrix(d, i):
 def stmatrix(d, i):
     """Store 1, 2 or 4 8x8 matrices from fragments; transposed by .trans."""
     machine = d.machine
+    d.subnormals.memory.raised = True
     count, transposed = count_of(i), "trans" in i.parts
     sources = [d.source(r, "u4") for r in d.vector(i.operands[1])]
     space = d.spaces["shared"]
@@ -229,7 +230,7 @@ def stmatrix(d, i):
         if transposed:
             rows = rows.transpose(0, 1, 3, 2)
         rows = np.ascontiguousarray(rows.reshape(-1, 8))
-        chosen = Active.of(givers & active.where)
+        chosen = Active.of(givers & active.mask)
         index = access(chosen, lambda which: rows[which].view(np.uint8)) >> 1
         data[index[:, None] + column] = rows
     return step

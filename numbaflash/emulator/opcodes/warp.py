@@ -30,7 +30,7 @@ def put(machine, active, out, warps, values):
 def members(machine, active, mask, warps):
     """(warps, 32) flags: who takes part, and (warps, 32, 32): which lanes each lane's mask names."""
     count = len(machine.all_warps) if warps is None else len(warps)
-    here = np.ones((count, 32), bool) if active.lanes is None else active.where.reshape(-1, 32)[warps]
+    here = np.ones((count, 32), bool) if active.lanes is None else active.mask.reshape(-1, 32)[warps]
     if mask is None:
         return here, np.broadcast_to(here[:, None, :], (count, 32, 32))
     named = (by_warp(machine, mask, warps)[:, :, None] & BIT) != 0
@@ -173,7 +173,7 @@ def activemask(d, i):
         if active.lanes is None:
             out[:] = 0xFFFFFFFF
             return
-        masks = (active.where.reshape(-1, 32) * BIT).sum(axis=1, dtype=np.uint32)
+        masks = (active.mask.reshape(-1, 32) * BIT).sum(axis=1, dtype=np.uint32)
         np.copyto(out, np.repeat(masks, 32), where=active.where)
     return step
 

@@ -1,0 +1,31 @@
+"""``backend="emulator"``: the plans of the CUDA backend, executed by the interpreter on NumPy arrays."""
+
+import numpy as np
+
+from numbaflash.cuda.simt_plan import plan_backward, plan_forward
+from numbaflash.emulator.executor import execute
+from numbaflash.problem import Problem
+
+ARCH = "sm_80"
+
+
+def forward(problem: Problem, out: np.ndarray, lse: np.ndarray) -> None:
+    """Write every row of out and lse that belongs to a segment."""
+    _run(plan_forward(problem, out, lse, ARCH))
+
+
+def backward(
+    problem: Problem, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None,
+    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray,
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Write every row of the gradients that belongs to a segment; return those of bias and sinks."""
+    bias_shape = problem.score.bias_shape
+    dbias = None if bias_shape is None else np.empty(bias_shape, problem.compute_dtype)
+    dsinks = None if problem.sinks is None else np.empty(problem.sinks.shape, np.float64)
+    _run(plan_backward(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, ARCH))
+    return dbias, dsinks
+
+
+def _run(plan) -> None:
+    if plan.launches:
+        execute(plan, arch=ARCH, counters=False)
