@@ -28,7 +28,7 @@ from numbaflash.cuda.scores import (
 )
 from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
 from numbaflash.cuda.stores import STORE_FLOAT
-from numbaflash.cuda.tiles import device, fill_grid, load_segment, locate, query_rows, tiles_seen
+from numbaflash.cuda.tiles import Q_LENGTH, column, device, fill_grid, load_segment, locate, query_rows, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 from numbaflash.problem import Problem
 
@@ -158,12 +158,12 @@ def make_forward(config: ForwardConfig):
             if c + 1 < call.value_dim:
                 store_float(out_row + int64(c + 1) * call.out.column, acc[x + 1] * scale)
 
-    def finish_one(r, acc, top, total, call, segment, row, block_row, sink, base, out, lse):
+    def finish_one(r, acc, top, total, call, q_length, row, block_row, sink, base, out, lse):
         at = row + 8 * r
         log_sum, scale = finish_row(top[r], total[r], sink)
         if DROPOUT:
             scale = scale * float32(call.keep_scale)
-        exists = at < segment.q_length
+        exists = at < q_length
         if exists and ptx.thread_index() & 3 == 0:
             ptx.st_global_f32(lse + int64(at) * call.lse.row, log_sum)
         store_pairs(acc, scale, r, call, exists, base, at - block_row, out + int64(at) * call.out.row)
@@ -179,7 +179,7 @@ def make_forward(config: ForwardConfig):
 
     def forward(call):
         base = ptx.dynamic_shared_address()
-        place = locate(call, cuda.blockIdx.x)
+        place = locate(call, ptx.block_index())
         segment = load_segment(call, place)
         block_row = int32(place.tile * BQ)
         if block_row >= segment.q_length:
@@ -255,18 +255,20 @@ def make_forward(config: ForwardConfig):
             stage = int32(STAGE_BYTES - stage)
             tile = int32(tile + 1)
 
-        # results
+        # results; where they go is worked out again here, rather than kept in registers through the loop
         thread = ptx.thread_index()
+        place = locate(call, ptx.block_index())
+        block_row = int32(place.tile * BQ)
+        q_length = int32(column(call, place, Q_LENGTH))
         row = int32(block_row + (thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         sink = -INFINITY
         if call.sinks != 0:
             sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head))) * LOG2_E
-        out = query_rows(call, call.out, place)
-        lse = query_rows(call, call.lse, place)
+        out, lse = query_rows(call, call.out, place), query_rows(call, call.lse, place)
         if ASYNC:
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
-        finish_rows(acc, top, total, call, segment, row, block_row, sink, base, out, lse)
+        finish_rows(acc, top, total, call, q_length, row, block_row, sink, base, out, lse)
         if STAGED:
             cuda.syncthreads()
             words = cuda.local.array(4, uint32)
@@ -274,7 +276,7 @@ def make_forward(config: ForwardConfig):
                 at = (thread >> 3) + i * STORE_ROWS
                 for chunk in range(0, VALUE_CHUNKS, CHUNKS):
                     c = chunk + (thread & 7)
-                    if block_row + at < segment.q_length and 8 * c < call.value_dim:
+                    if block_row + at < q_length and 8 * c < call.value_dim:
                         ptx.ld_shared_v4_b32(words, 0, base + chunk_place(at, c, BQ))
                         ptx.st_global_v4_b32(out + int64(block_row + at) * call.out.row + 16 * int64(c), words, 0)
 

@@ -70,6 +70,7 @@ def make_load(height: int, width: int, threads: int, copy: str):
     ROUNDS = height // ROWS
     assert threads % 64 == 0 and height % ROWS == 0, "whole rounds, and one swizzle per thread"
     copy_chunk = _COPY_CHUNK[copy]
+    CONTIGUOUS = copy != "element"
 
     @device
     def load(tile, source, row_stride, column_stride, columns, lo, hi):
@@ -77,6 +78,8 @@ def make_load(height: int, width: int, threads: int, copy: str):
         row = thread >> 3
         chunk = thread & 7
         target = tile + row * PANEL_ROW + ((chunk ^ (row & 7)) << 4)
+        if CONTIGUOUS:
+            column_stride = 2
         address = source + int64(row) * row_stride + int64(8 * chunk) * column_stride
         for i in range(ROUNDS):
             exists = lo <= row + i * ROWS and row + i * ROWS < hi

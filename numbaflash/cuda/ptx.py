@@ -94,6 +94,18 @@ st_shared_v2_f64 = _store("shared", F64, 2)
 
 
 @intrinsic
+def global_address(context, array):
+    """Address of the first element of an array in global memory, an int64.
+
+    PTX ISA: State Spaces, Types, and Variables: Global State Space.
+    """
+    def codegen(context, builder, sig, values):
+        data = context.make_array(sig.args[0])(context, builder, values[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+    return signature(types.int64, array), codegen
+
+
+@intrinsic
 def shared_address(context, array):
     """Address of a `cuda.shared.array` inside the shared window, an int32.
 
@@ -368,6 +380,8 @@ griddepcontrol_launch_dependents = op(GRIDDEPCONTROL, "griddepcontrol.launch_dep
 
 thread_index = op("Special Registers: %tid", "mov.u32 {d}, %tid.x;", PLACED, S32,
                   doc="Read again at each call: what derives from it occupies no register through a loop.")
+block_index = op("Special Registers: %ctaid", "mov.u32 {d}, %ctaid.x;", PLACED, S32,
+                 doc="Read again at each call, as thread_index.")
 lane_id = op("Special Registers: %laneid", "mov.u32 {d}, %laneid;", PURE, S32)
 warp_id = op("Special Registers: %warpid", "mov.u32 {d}, %warpid;", PLACED, S32,
              doc="Where the warp runs, and it may move; its number in the block is thread_index() >> 5.")
