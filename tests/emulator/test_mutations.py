@@ -13,7 +13,7 @@ from numbaflash import emulator
 
 SYNCHRONISATION = (
     "bar.sync", "bar.arrive", "bar.warp.sync", "barrier.sync", "cp.async.commit_group", "cp.async.wait_group",
-    "cp.async.wait_all", "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait",
+    "cp.async.wait_all", "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "mbarrier.test_wait",
 )
 CHANGES = {                     # instruction, and what becomes of its text
     "swizzle xor to or": ("xor.b32", "xor.", "or."),

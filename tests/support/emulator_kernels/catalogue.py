@@ -12,5 +12,6 @@ CASES = {
     "flash_simt": flash_simt.flash_simt_case,
     "flash_mma": tensor_cores.flash_mma_case,
     "mbarrier_pipeline": pipelines.mbarrier_pipeline_case,
+    "mbarrier_spin_pipeline": pipelines.mbarrier_spin_pipeline_case,
     "named_barrier_pipeline": pipelines.named_barrier_pipeline_case,
 }

@@ -13,42 +13,45 @@ STAGE_BYTES = 4 * WIDTH
 RING_WORDS = (BUFFER + STAGES * STAGE_BYTES) // 8
 
 
-@cuda.jit
-def mbarrier_pipeline(x, sums, rounds):
-    """sums[t] = sum over rounds of x[round, WIDTH - 1 - t], rounds handed over by mbarriers."""
-    base = ptx.shared_address(cuda.shared.array(RING_WORDS, float64))
-    t = int32(cuda.threadIdx.x)
-    if t == 0:
-        for stage in range(STAGES):
-            ptx.mbarrier_init(base + FULL + 8 * stage, WIDTH)
-            ptx.mbarrier_init(base + EMPTY + 8 * stage, WIDTH)
-    cuda.syncthreads()
-    stage, phase = int32(0), int32(0)
-    if t < WIDTH:
-        for i in range(rounds):
-            ptx.mbarrier_wait_parity(base + EMPTY + 8 * stage, phase ^ 1)       # a fresh ring is empty
-            ptx.st_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * t, x[i, t])
-            ptx.mbarrier_arrive(base + FULL + 8 * stage)
-            stage = int32(stage + 1)
-            if stage == STAGES:
-                stage, phase = int32(0), int32(phase ^ 1)
-        for _ in range(STAGES):                 # the ring is used again, once nobody reads it
-            ptx.mbarrier_wait_parity(base + EMPTY + 8 * stage, phase ^ 1)
-            ptx.st_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * t, float32(0))
-            stage = int32(stage + 1)
-            if stage == STAGES:
-                stage, phase = int32(0), int32(phase ^ 1)
-    else:
-        total = float32(0)
-        mirrored = 2 * WIDTH - 1 - t
-        for _ in range(rounds):
-            ptx.mbarrier_wait_parity(base + FULL + 8 * stage, phase)
-            total += ptx.ld_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * mirrored)
-            ptx.mbarrier_arrive(base + EMPTY + 8 * stage)
-            stage = int32(stage + 1)
-            if stage == STAGES:
-                stage, phase = int32(0), int32(phase ^ 1)
-        sums[t - WIDTH] = total
+def make_mbarrier_pipeline(wait):
+    @cuda.jit
+    def pipeline(x, sums, rounds):
+        """sums[t] = sum over rounds of x[round, WIDTH - 1 - t], rounds handed over by mbarriers."""
+        base = ptx.shared_address(cuda.shared.array(RING_WORDS, float64))
+        t = int32(cuda.threadIdx.x)
+        if t == 0:
+            for stage in range(STAGES):
+                ptx.mbarrier_init(base + FULL + 8 * stage, WIDTH)
+                ptx.mbarrier_init(base + EMPTY + 8 * stage, WIDTH)
+        cuda.syncthreads()
+        stage, phase = int32(0), int32(0)
+        if t < WIDTH:
+            for i in range(rounds):
+                wait(base + EMPTY + 8 * stage, phase ^ 1)       # a fresh ring is empty
+                ptx.st_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * t, x[i, t])
+                ptx.mbarrier_arrive(base + FULL + 8 * stage)
+                stage = int32(stage + 1)
+                if stage == STAGES:
+                    stage, phase = int32(0), int32(phase ^ 1)
+            for _ in range(STAGES):                 # the ring is used again, once nobody reads it
+                wait(base + EMPTY + 8 * stage, phase ^ 1)
+                ptx.st_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * t, float32(0))
+                stage = int32(stage + 1)
+                if stage == STAGES:
+                    stage, phase = int32(0), int32(phase ^ 1)
+        else:
+            total = float32(0)
+            mirrored = 2 * WIDTH - 1 - t
+            for _ in range(rounds):
+                wait(base + FULL + 8 * stage, phase)
+                total += ptx.ld_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * mirrored)
+                ptx.mbarrier_arrive(base + EMPTY + 8 * stage)
+                stage = int32(stage + 1)
+                if stage == STAGES:
+                    stage, phase = int32(0), int32(phase ^ 1)
+            sums[t - WIDTH] = total
+
+    return pipeline
 
 
 @cuda.jit
@@ -80,7 +83,12 @@ def _case(kernel, rng, arch, rounds=11):
 
 
 def mbarrier_pipeline_case(rng):
-    return _case(mbarrier_pipeline, rng, "sm_90")
+    return _case(make_mbarrier_pipeline(ptx.mbarrier_wait_parity), rng, "sm_90")
+
+
+def mbarrier_spin_pipeline_case(rng):
+    """Before sm_90 a wait is a loop around a test."""
+    return _case(make_mbarrier_pipeline(ptx.mbarrier_spin_parity), rng, "sm_80")
 
 
 def named_barrier_pipeline_case(rng):
