@@ -193,7 +193,7 @@ def bias_sums(problem: Problem, row_count: int, max_k: int) -> BiasSums:
     if problem.score.bias is None:
         return BiasSums()
     sequences, heads = len(problem.segments), problem.q.shape[1]
-    if shape[2] > 1 and shape[3] > 1:
+    if 0 in shape or (shape[2] > 1 and shape[3] > 1):
         return BiasSums(dbias=np.zeros(shape, problem.compute_dtype), share_batch=shape[0] < sequences,
                         share_heads=shape[1] < heads)
     if shape[2] > 1:

@@ -40,6 +40,9 @@ from .simd import fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64,
 from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
 from .tiles import all_finite, fill, pack_panel, pack_rows
 
+# Numba optimises a function anew in every function that calls it: what is called once is better part of its caller.
+part = numba.njit(inline="always", **HELPER_OPTIONS)
+
 FIELD = 8
 SEGMENT = 80  # bytes of a row of the segment table
 
@@ -185,7 +188,7 @@ def statistics_of(static, call, tile_row, head):
 # ------------------------------------------------------------------------------------------ the jobs that prepare
 
 
-@helper
+@part
 def prepare_tile(static, call, scratch, job):
     """lse with +inf where nothing is seen, delta, the gradient of the sink; zeros for a tile that sees nothing."""
     head = job % call.heads
@@ -244,7 +247,7 @@ def store_dq(static, call, batch, head, row, tile, rows):
 # ------------------------------------------------------------------------------------- one tile of queries and keys
 
 
-@helper
+@part
 def make_weights(static, call, scratch, segment, number, head, first, rows, key, keys, edge, lse, delta):
     """Turn scores and products of a tile into (Z *) P and dS, through the stages of a non-empty Score."""
     scores, products = scratch + call.at_scores, scratch + call.at_products
@@ -285,7 +288,7 @@ def make_weights(static, call, scratch, segment, number, head, first, rows, key,
         staged_weights(static, scores, products, 0, stride, rows, columns, lse, delta)
 
 
-@helper
+@part
 def add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys):
     """dS of a tile joins the gradient of the bias, or the sums over queries that its shape asks for."""
     products = scratch + call.at_products
@@ -302,7 +305,7 @@ def add_bias_gradient(static, call, scratch, number, head, first, rows, key, key
             store_f64(target + 8 * k, load_f64(target + 8 * k) + load_float(static, partial + k * static.size))
 
 
-@helper
+@part
 def add_row_sums(static, call, scratch, number, head, tile_row, rows, keys):
     """Sums of dS over keys, for a bias that is the same for all keys; at the tile's turn."""
     stride = (call.block_k + static.lanes) * static.size
@@ -427,7 +430,7 @@ def rows_seen(static, call, first, rows, key, keys, q_length, offset):
 # ------------------------------------------------------------------------------------------------ one block of keys
 
 
-@helper
+@part
 def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, block):
     """dk and dv of one block of keys, and its part of dq."""
     segment = call.segments + SEGMENT * number
@@ -461,19 +464,13 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
 
 
 @helper
-def differentiate_unit(static, wide, narrow, call, scratch, job):
-    """The block of a job in all sequences and heads that share one bias; else in one of each."""
+def unit_of_job(call, job):
+    """First sequence, first KV head and block of keys of a job: blocks in falling order, heads side by side."""
     units = call.kv_heads // call.heads_per_unit
     blocks_before = job // units
-    first_head = job % units * call.heads_per_unit
     unit = find(call.block_starts, call.unit_count, blocks_before)
     block = load_i64(call.block_starts + 8 * (unit + 1)) - 1 - blocks_before
-    first = unit * call.segments_per_unit
-    for number in range(first, first + call.segments_per_unit):
-        k_length = load_i64(call.segments + SEGMENT * number + FIELD * K_LENGTH)
-        if block * call.block_k < k_length:
-            for kv_head in range(first_head, first_head + call.heads_per_unit):
-                differentiate_block(static, wide, narrow, call, scratch, number, kv_head, block)
+    return unit * call.segments_per_unit, job % units * call.heads_per_unit, block
 
 
 def differentiate(counter, calls, wide, narrow, static):
@@ -490,7 +487,13 @@ def differentiate(counter, calls, wide, narrow, static):
     if job < call.job_count:
         wait_for(call.turns, call.tile_jobs)
     while job < call.job_count:
-        differentiate_unit(static, wide, narrow, call, scratch, job - call.tile_jobs)
+        # Sequences and heads that share a bias are one job, which sums its gradient in order; else there is one each.
+        first_segment, first_head, block = unit_of_job(call, job - call.tile_jobs)
+        for number in range(first_segment, first_segment + call.segments_per_unit):
+            k_length = load_i64(call.segments + SEGMENT * number + FIELD * K_LENGTH)
+            if block * call.block_k < k_length:
+                for kv_head in range(first_head, first_head + call.heads_per_unit):
+                    differentiate_block(static, wide, narrow, call, scratch, number, kv_head, block)
         job = fetch_add(queue, 1)
     memory[0] = 0  # the kernel knows its scratch by address: keep it alive until here
 
