@@ -114,9 +114,9 @@ class Access:
         self.alignment = nbytes - 1 if checks.alignment else 0
         self.bounds = checks.bounds
         self.checked = self.bounds or checks.alignment
-        # Addresses within these bits stay in the lane's stretch of the buffer, whose rest the shadow knows about.
-        self.beyond = ~(space.reach - 1) if space.shadow is not None else -1
         self.limit = np.uint64(max(space.limit - nbytes, 0))
+        # Addresses below a power of two stay in the lane's stretch of the buffer, whose rest the shadow knows about.
+        self.inside = space.reach - 1 if space.reach and space.shadow is not None else int(self.limit)
         self.scratch = np.empty(build.machine.lanes, np.int64)
         self.shadow = space.shadow
         self.steps = range(max(nbytes >> space.shift, 1))
@@ -134,7 +134,7 @@ class Access:
             together = int(np.bitwise_or.reduce(address))
             if together & self.alignment:
                 self.misaligned(address, lanes)
-            if together & self.beyond and self.bounds:
+            if not 0 <= together <= self.inside and self.bounds:
                 outside = address.view(np.uint64) > self.limit
                 if outside.any():
                     self.outside(address, lanes, outside)
