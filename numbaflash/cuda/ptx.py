@@ -157,8 +157,8 @@ cp_async_mbarrier_arrive_noinc = op(
 
 # --- matrix loads, stores and products ------------------------------------------------------------
 
-LDMATRIX = "Warp Level Matrix Load Instruction: ldmatrix"
-STMATRIX = "Warp Level Matrix Store Instruction: stmatrix"
+LDMATRIX = "Warp-level matrix load instruction: ldmatrix"
+STMATRIX = "Warp-level matrix store instruction: stmatrix"
 MMA = "Multiply-and-Accumulate Instruction: mma"
 
 

@@ -164,8 +164,10 @@ def test_second_call_comes_from_memory_and_a_second_process_from_disk(function, 
     assert len(compiles) == 1
 
 
-def test_a_kernel_of_the_same_text_hits_in_a_real_second_process(own_cache):
-    script = ("from numbaflash.cuda import compile\nfrom numba import types\n"
+def test_a_kernel_of_the_same_text_hits_in_a_real_second_process(monkeypatch):
+    monkeypatch.setattr(fingerprint, "sources", lambda: "same")
+    script = ("from numbaflash.cuda import compile, fingerprint\n"
+              "fingerprint.sources = lambda: 'same'\n"
               "compile._build_ptx = lambda request, identity: (_ for _ in ()).throw(SystemExit('compiled'))\n"
               f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
               "from test_compile import make_scale, ARGUMENTS\n"
