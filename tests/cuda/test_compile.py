@@ -1,7 +1,6 @@
 """Compiling without a GPU: right numbers, and a cache that never gives stale, foreign or damaged code."""
 import dataclasses
 import importlib.util
-import multiprocessing
 import os
 import stat
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 from numba import cuda, float32, types
 
 from numbaflash.cuda import compile, fingerprint, ptx, store
-from numbaflash.cuda.forward_sm80 import ForwardConfig, make_forward
 
 sources_edited = fingerprint.sources_edited
 VECTOR = (types.float32[::1],)
@@ -230,20 +228,6 @@ def test_key_depends_on_the_globals_that_a_function_names(monkeypatch, compiles)
     assert len(compiles) == 2
 
 
-def test_key_depends_on_every_source_file(tmp_path):
-    (tmp_path / "package" / "deep").mkdir(parents=True)
-    source = tmp_path / "package" / "deep" / "one.py"
-    digests = set()
-    for text in ("a = 1", "a = 2", "a = 22"):
-        source.write_text(text)
-        fingerprint.sources.cache_clear()
-        digests.add(fingerprint.sources(str(tmp_path)))
-    source.rename(source.with_name("two.py"))
-    fingerprint.sources.cache_clear()
-    digests.add(fingerprint.sources(str(tmp_path)))
-    assert len(digests) == 4
-
-
 def test_changed_sources_and_another_toolchain_compile_again(monkeypatch, compiles):
     compile.compile_ptx(make_scale(2.0), **ARGUMENTS)
     for name in ("sources", "toolchain"):
@@ -271,20 +255,6 @@ def test_a_kernel_that_names_what_cannot_be_described_is_kept_in_memory_only(com
     assert compile.compile_ptx(kernel, **ARGUMENTS) is first
     assert compile.compile_cubin(kernel, **ARGUMENTS).identity == ""
     assert compiles == ["ptx", "cubin"] and files(own_cache) == []
-
-
-def test_kernels_of_this_package_have_a_digest_that_tells_configurations_apart():
-    first, second = ForwardConfig(), ForwardConfig(block_k=32)
-    digests = [fingerprint.function_digest(make_forward(config)) for config in (first, first, second)]
-    assert digests[0] == digests[1] != digests[2]
-
-
-def test_a_recursive_function_has_a_digest():
-    def kernel(x):
-        if x[0] > 0:
-            kernel(x)
-
-    assert fingerprint.function_digest(kernel) == fingerprint.function_digest(kernel)
 
 
 def flip_a_byte(content):
@@ -324,49 +294,6 @@ def test_without_a_writable_directory_compiling_still_works(blocked, tmp_path, m
     first = compile.compile_ptx(make_scale(2.0), **ARGUMENTS)
     assert compile.compile_ptx(make_scale(2.0), **ARGUMENTS) is first
     assert len(compiles) == 1
-
-
-def test_an_empty_directory_name_switches_the_disk_cache_off(monkeypatch):
-    monkeypatch.setenv("NUMBAFLASH_CACHE_DIR", "")
-    assert store.cache_directory() is None
-    assert not store.write("0123", {}, b"")
-    assert store.read("0123") is None
-
-
-def test_the_default_directory_is_that_of_the_platform(monkeypatch, tmp_path):
-    monkeypatch.delenv("NUMBAFLASH_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert store.cache_directory() == tmp_path / "numbaflash"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert store.cache_directory() == tmp_path / ".cache" / "numbaflash"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert store.cache_directory() == tmp_path / "Library" / "Caches" / "numbaflash"
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert store.cache_directory() == tmp_path / "local" / "numbaflash"
-
-
-def hammer(directory, writer, rounds):
-    """Write and read one key; a reader must see a whole record of some writer, or none."""
-    os.environ["NUMBAFLASH_CACHE_DIR"] = directory
-    for turn in range(rounds):
-        payload = bytes([writer]) * (1 + 5000 * (turn % 7))
-        assert store.write("abcdef", {"writer": writer, "size": len(payload)}, payload)
-        header, content = store.read("abcdef")
-        assert content == bytes([header["writer"]]) * header["size"]
-
-
-def test_concurrent_writers_leave_whole_records(own_cache):
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=hammer, args=(str(own_cache), writer, 200)) for writer in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * 4
-    assert [path.name for path in files(own_cache)] == ["cdef"]
 
 
 # --- bundles ------------------------------------------------------------------------------------------
