@@ -155,6 +155,9 @@ class Counters:
     def report(self, name, seconds):
         warps, lanes = self.per_instruction()
         groups, flops, tensor, lines = {}, {"f16": 0, "f32": 0, "f64": 0, "special": 0, "mma": 0}, 0, []
+        found_at = {}
+        for (index, _, _), one in self.tallies.items():
+            found_at.setdefault(index, []).append(one)
         for instruction in self.machine.code:
             executed, threads = int(warps[instruction.index]), int(lanes[instruction.index])
             if not executed:
@@ -168,7 +171,7 @@ class Counters:
                 flops["mma"] += executed * amount
             elif kind:
                 flops[kind] += threads * amount
-            found = [t for (index, _, _), t in self.tallies.items() if index == instruction.index]
+            found = found_at.get(instruction.index, ())
             lines.append(LineCount(
                 instruction.line, " ".join(instruction.text.split()), instruction.source, executed, threads,
                 sum(t.bytes for t in found), sum(t.units for t in found if t.space == "global"),

@@ -52,10 +52,12 @@ class Decoder:
         self.steps = {}
         self._specials = {}
         self.subnormals = Subnormals(machine.function)
-        granules = _granules(machine.function)
+        facts = machine.function.facts
+        granules = facts["granules"] = facts.get("granules") or _granules(machine.function)
         arena.build(granules["global"])
         if self.subnormals.needed:
-            given = b"".join(data for data in parameters.values() if len(data) == 4)
+            floats = [p.name for p in machine.function.parameters if p.type in ("f32", "b32")]
+            given = b"".join(parameters[name] for name in floats)
             self.subnormals.memory.raised = has_subnormal(arena.views[4]) or \
                 has_subnormal(np.frombuffer(given, np.uint32))
         checks = machine.checks

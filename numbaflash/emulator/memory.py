@@ -105,11 +105,7 @@ class Access:
         self.nbytes, self.kind = nbytes, kind
         base = build.address_base(address.base)
         self.offset = np.int64(address.offset - window - space.base)
-        self.base = base
-        if not isinstance(base, np.ndarray):
-            self.base = np.full(build.machine.lanes, int(base), np.int64)
-        elif base.dtype != np.int64:
-            self.offset = np.int64(address.offset - window - space.base)
+        self.base = base if isinstance(base, np.ndarray) else np.full(build.machine.lanes, int(base), np.int64)
         checks = build.machine.checks
         self.alignment = nbytes - 1 if checks.alignment else 0
         self.bounds = checks.bounds
@@ -127,9 +123,9 @@ class Access:
     def __call__(self, active, values=None):
         lanes = active.lanes
         if lanes is None:
-            address = np.add(self.base, self.offset, out=self.scratch, dtype=np.int64)
+            address = np.add(self.base, self.offset, out=self.scratch)
         else:
-            address = self.base[lanes] + self.offset
+            address = self.base.take(lanes) + self.offset
         if self.checked:
             together = int(np.bitwise_or.reduce(address))
             if together & self.alignment:
@@ -141,7 +137,7 @@ class Access:
         if self.tally is not None:
             self.tally(address, active)
         origin = self.space.origin
-        index = address if origin is None else address + (origin if lanes is None else origin[lanes])
+        index = address if origin is None else address + (origin if lanes is None else origin.take(lanes))
         if self.shadow is not None:
             getattr(self.shadow, self.kind)(index >> self.shift, active, self, values)
         if self.journal is not None:

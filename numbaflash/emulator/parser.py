@@ -69,6 +69,7 @@ class Function:
     labels: dict = field(default_factory=dict)
     defined: bool = True
     directives: dict = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)  # what others have found out about it, by their own keys
 
 
 @dataclass

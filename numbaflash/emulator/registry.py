@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 OPCODES: dict[str, "Opcode"] = {}
+_FOUND: dict[str, "Opcode"] = {}
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,14 @@ def opcode(*names, section, group, types=(), touches=None, control=False):
 
 def lookup(instruction) -> Opcode | None:
     """The entry with the longest matching prefix of the opcode."""
+    known = _FOUND.get(instruction.opcode)
+    if known is not None:
+        return known
     parts = instruction.parts
     for count in range(min(len(parts), 4), 0, -1):
         name = ".".join(parts[:count])
         found = OPCODES.get(f"{name}:{parts[-1]}") or OPCODES.get(name)
         if found is not None:
+            _FOUND[instruction.opcode] = found
             return found
     return None

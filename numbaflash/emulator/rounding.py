@@ -151,16 +151,18 @@ def fma_f32_flushing(a, b, c):
 
 
 def _repair_ties(product, addend, wide, tie, out):
-    p = product[tie]
-    c = np.broadcast_to(addend, product.shape)[tie].astype("f8")
-    s = wide[tie]
+    which = np.flatnonzero(tie)
+    s, p = wide[which], product[which] if isinstance(product, np.ndarray) else product
+    c = (addend[which] if isinstance(addend, np.ndarray) else addend).astype("f8")
     t = s - p
     error = (p - (s - t)) + (c - t)
+    if not np.count_nonzero(error):
+        return
     bits = s.view("u8").copy()
     away = (error > 0) == (s > 0)
     bits[(error != 0) & away] += np.uint64(1)
     bits[(error != 0) & ~away] -= np.uint64(1)
-    out[tie] = bits.view("f8").astype("f4")
+    out[which] = bits.view("f8").astype("f4")
 
 
 def two_sum(a, b):

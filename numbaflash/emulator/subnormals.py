@@ -42,8 +42,10 @@ class Subnormals:
     def __init__(self, function):
         self.registers = function.registers
         self.memory, self.always = Doubt(False), Doubt(True)
-        self.needed = any("ftz" in i.parts for i in function.instructions)
-        self.ranks = self._ranks(function) if self.needed else {}
+        if "subnormals" not in function.facts:
+            needed = any("ftz" in i.parts for i in function.instructions)
+            function.facts["subnormals"] = needed, self._ranks(function) if needed else {}
+        self.needed, self.ranks = function.facts["subnormals"]
 
     def _ranks(self, function):
         ranks, copies = {}, []
