@@ -50,6 +50,8 @@ def in_chunks(array: "np.ndarray | Operand") -> bool:
     """True where every row starts at a multiple of 16 bytes and is contiguous."""
     if isinstance(array, Operand):
         array = array.array
+    if array.size == 0:
+        return True
     pointer, (*outer, column) = array.__array_interface__["data"][0], array.strides
     sizes = array.shape[:-1]
     aligned = all(stride % CHUNK == 0 for stride, size in zip(outer, sizes) if size > 1)
