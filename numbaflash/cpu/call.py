@@ -85,6 +85,22 @@ CALL = np.dtype([(name, np.int64) for name in _INTEGER_FIELDS] + [(name, np.floa
 _RECORD = struct.Struct(f"={len(_INTEGER_FIELDS)}q{len(Numbers._fields)}d")
 
 
+class Address(NamedTuple):
+    """Where an array lies."""
+
+    pointer: int
+    strides: tuple[int, ...]
+
+
+def address_of(array: np.ndarray | Operand | None) -> Address:
+    """Pointer and byte strides of an array; zeros for None, which kernels read as absent."""
+    if array is None:
+        return Address(0, (0, 0, 0, 0))
+    if isinstance(array, Operand):
+        return Address(array.pointer, array.strides)
+    return Address(array.ctypes.data, array.strides)
+
+
 def make_call(
     arrays: Sequence[np.ndarray | Operand | None], plan: Plan, integers: Integers, numbers: Numbers
 ) -> np.ndarray:
@@ -99,14 +115,9 @@ def make_call(
     """
     values: list = []
     for array, axes in zip(arrays, ARRAYS.values(), strict=True):
-        if array is None:
-            values += [0] * (1 + len(axes))
-        elif isinstance(array, Operand):
-            values.append(array.pointer)
-            values += array.strides[: len(axes)]
-        else:
-            values.append(array.ctypes.data if array.size else 0)
-            values += array.strides[: len(axes)]
+        pointer, strides = address_of(array)
+        values.append(pointer)
+        values += strides[: len(axes)]
     memory = bytearray(_RECORD.size)
     _RECORD.pack_into(memory, 0, *values, *plan, *integers, *numbers)
     return np.frombuffer(memory, CALL)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numba
 from numba import types
-from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, models, register_model, unbox
 from numba.core.imputils import lower_getattr_generic
 from numba.core.pythonapi import NativeValue
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, models, register_model, unbox
 
 Constant = int | bool | float
 
