@@ -22,7 +22,7 @@ from numbaflash.cuda.scores import load_draw
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import LOG2_E, make_softmax
-from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store
+from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store
 from numbaflash.cuda.tiles import Q_BATCH, Q_START, column, device, load_segment, locate, row_zero, tiles_seen
 
 
@@ -68,7 +68,7 @@ def make_forward(config: SimtConfig) -> Callable:
     load_queries = make_load(config, block_rows, head_dim)
     load_keys = make_load(config, block_columns, head_dim)
     load_values = make_load(config, block_columns, value_dim)
-    store_result = make_store(config, block_rows, value_dim)
+    store_result = make_store(config, block_rows, value_dim, config.out_dtype)
     dot = make_dot(config, head_dim)
     combine, combine_visible = make_combine(config, value_dim), make_combine_visible(config, value_dim)
     softmax = make_softmax(config, per_row)
@@ -76,7 +76,7 @@ def make_forward(config: SimtConfig) -> Callable:
     load_stages, apply, drop = make_scores(config)
     store_number, store_vector, load_number = (
         STORE_NUMBER[config.compute], STORE_SHARED[config.compute], LOAD_NUMBER[config.compute])
-    store_lse = STORE_LSE[config.compute]
+    store_lse = NATIVE_STORE[config.compute]
 
     @device
     def hide(s, segment, row, key):
@@ -180,7 +180,7 @@ def make_forward(config: SimtConfig) -> Callable:
                     ptx.st_shared_b32(int32(shared + flags_at + 4 * warp), uint32(found))
             if general:
                 put_weights(s, own_weights)
-                apply(call, stages, segment, own_weights, row, row_end, key)
+                apply(call, stages, segment, own_weights, own_weights, row, row_end, key)
                 get_scores(s, own_weights)
             else:
                 for i in range(scores_count):
@@ -227,6 +227,3 @@ def make_forward(config: SimtConfig) -> Callable:
                      call.out.row, call.out.column, here, width, thread)
 
     return forward_simt
-
-
-STORE_LSE = {"float32": ptx.st_global_f32, "float64": ptx.st_global_f64}

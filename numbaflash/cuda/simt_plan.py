@@ -1,22 +1,34 @@
 """From a Problem to launches of the SIMT kernels: which variant, which grid, how much shared memory."""
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from numbaflash.cuda.arguments import CALL, make_call
+from numbaflash.cuda.arguments import CALL, Call, make_call
+from numbaflash.cuda.backward_arguments import BACKWARD_CALL, BackwardCall, make_backward_call
+from numbaflash.cuda.backward_simt import make_backward, make_delta
 from numbaflash.cuda.forward_simt import make_forward
 from numbaflash.cuda.forward_simt import shared_bytes as forward_bytes
 from numbaflash.cuda.plan import KernelSpec, Launch, Plan
 from numbaflash.cuda.simt_config import CLASSES, SLICE, VECTOR_BYTES, SimtConfig, dimension_class, shared_limit
+from numbaflash.cuda.simt_gradients import shared_bytes as backward_bytes
 from numbaflash.cuda.tiles import fill_grid
 from numbaflash.problem import Problem
-from numbaflash.segments import K_LENGTH
+from numbaflash.segments import K_LENGTH, Q_LENGTH, Q_OFFSET
 
 FORWARD = {
-    "float32": {32: (8, 8), 64: (8, 8), 128: (8, 4), 256: (4, 4)},
-    "float64": {32: (4, 8), 64: (4, 4), 128: (4, 2), 256: (2, 2)},
+    "float32": {32: (8, 8, 2), 64: (8, 8, 2), 128: (8, 4, 2), 256: (4, 4, 2)},
+    "float64": {32: (4, 8, 2), 64: (4, 4, 2), 128: (4, 2, 2), 256: (2, 2, 2)},
 }
-"""Scores per thread (rows, columns) by the precision and the value class: what 255 registers hold."""
+"""Rows and columns per thread, and warps, by precision and the wider class: what 255 registers hold."""
+QUERIES = {
+    "float32": {32: (8, 4, 2), 64: (8, 4, 2), 128: (4, 4, 2), 256: (4, 4, 2)},
+    "float64": {32: (4, 4, 2), 64: (4, 2, 2), 128: (2, 4, 2), 256: (2, 2, 2)},
+}
+KEYS = {
+    "float32": {32: (8, 4, 2), 64: (4, 4, 4), 128: (4, 4, 2), 256: (2, 4, 2)},
+    "float64": {32: (4, 4, 2), 64: (4, 2, 2), 128: (2, 4, 2), 256: (1, 4, 2)},
+}
+Tiling = dict[str, dict[int, tuple[int, int, int]]]
 
 
 def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str = "sm_80") -> Plan:
@@ -40,32 +52,108 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str =
     NotImplementedError
         Where int32 cannot count the rows or keys of a sequence.
     """
-    config = forward_config(problem, [problem.q.array, problem.k.array, problem.v.array, out], arch)
-    call = make_call(problem, out, lse)
-    call, blocks = fill_grid(call, problem.segments, config.block_rows, _kv_bytes(problem))
+    head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
+    sliced = head_dim > CLASSES[-1]
+    arrays = [problem.q.array, problem.k.array, problem.v.array, out]
+    value_class = dimension_class(value_dim)
+    config = _config(problem, arrays, FORWARD, value_class, forward_bytes, arch, sliced,
+                     SLICE if sliced else dimension_class(head_dim), value_class)
+    call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_rows, _kv_bytes(problem))
     if blocks == 0:
         return Plan([])
-    groups = max(1, -(-call.value_dim // config.value_dim))
+    groups = max(1, -(-value_dim // config.value_dim))
     kernel = KernelSpec(f"forward_simt_{config.name}", make_forward(config), (CALL,), config.threads)
     return Plan([Launch(kernel, (blocks, groups), config.threads, forward_bytes(config), (call,))])
 
 
-def forward_config(problem: Problem, arrays: Iterable[np.ndarray], arch: str) -> SimtConfig:
-    """The variant that a problem takes; `arrays` are all that the kernel reads or writes row by row."""
+def plan_backward(
+    problem: Problem, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None,
+    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, dbias: np.ndarray | None, dsinks: np.ndarray | None,
+    arch: str = "sm_80",
+) -> Plan:
+    """The launches of a backward call.
+
+    Parameters
+    ----------
+    problem : Problem
+    dout, out : array, shape (batch, H, Nq, Dv)
+        Head-major views of ``out_dtype``, any strides.
+    lse, dlse : array, shape (batch, H, Nq)
+        dlse is None where it is zero.
+    dq, dk, dv : array
+        Head-major views, of the shapes and dtypes of q, k and v.
+    dbias : array or None
+        Of ``score.bias_shape`` and ``compute_dtype``, where the problem has a bias.
+    dsinks : array of float64 or None
+        (H,), where the problem has sinks.
+    arch : str
+
+    Returns
+    -------
+    Plan
+        Deterministic: no launch uses atomics.
+
+    Raises
+    ------
+    NotImplementedError
+        Where int32 cannot count the rows or keys of a sequence.
+    """
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
-    sliced = head_dim > CLASSES[-1]
-    compute = problem.compute_dtype.name
-    value_class = dimension_class(value_dim)
-    rows, columns = FORWARD[compute][value_class]
+    sliced = max(head_dim, value_dim) > CLASSES[-1]
+    arrays = [problem.q.array, problem.k.array, problem.v.array, out, dout, dq, dk, dv]
+    classes = (SLICE, SLICE) if sliced else (dimension_class(head_dim), dimension_class(value_dim))
+    groups = max(1, -(-max(head_dim, value_dim) // SLICE)) if sliced else 1
+    back, delta = make_backward_call(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks)
+
+    def config(tiling: Tiling) -> SimtConfig:
+        return _config(problem, arrays, tiling, max(classes), backward_bytes, arch, sliced, *classes)
+
+    launches = []
+
+    def launch(name: str, make: Callable, config: SimtConfig, grid: Callable, shared: int, groups: int) -> None:
+        call, blocks = grid(back.call, problem, config.block_rows)
+        if blocks:
+            kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), config.threads)
+            launches.append(Launch(kernel, (blocks, groups), config.threads, shared, (back._replace(call=call),)))
+
+    if dbias is not None or dsinks is not None:
+        raise NotImplementedError("gradients of bias and sinks are not available yet")
+    queries, keys = config(QUERIES), config(KEYS)
+    launch("delta_simt", make_delta(queries), queries, query_grid, 0, 1)
+    launch("dkdv_simt", make_backward(keys, keys=True), keys, key_grid, backward_bytes(keys), groups)
+    launch("dq_simt", make_backward(queries, keys=False), queries, query_grid, backward_bytes(queries), groups)
+    return Plan(launches, [delta])
+
+
+def query_grid(call: Call, problem: Problem, block_rows: int) -> tuple[Call, int]:
+    """A `Call` whose tiles are tiles of queries, and the number of blocks."""
+    return fill_grid(call, problem.segments, block_rows, _kv_bytes(problem))
+
+
+def key_grid(call: Call, problem: Problem, block_rows: int) -> tuple[Call, int]:
+    """A `Call` whose tiles are tiles of keys and whose heads are those of k, and the number of blocks."""
+    seen_from_keys = problem.segments.copy()
+    seen_from_keys[:, [Q_LENGTH, K_LENGTH]] = problem.segments[:, [K_LENGTH, Q_LENGTH]]
+    seen_from_keys[:, Q_OFFSET] *= -1
+    turned = call._replace(heads=problem.k.shape[1], left=call.right, right=call.left)
+    turned, blocks = fill_grid(turned, seen_from_keys, block_rows, _kv_bytes(problem))
+    return turned._replace(left=call.left, right=call.right), blocks
+
+
+def _config(
+    problem: Problem, arrays: Sequence[np.ndarray], tiling: Tiling, width: int,
+    shared_bytes: Callable[[SimtConfig], int], arch: str, sliced: bool, head_dim: int, value_dim: int,
+) -> SimtConfig:
+    """The variant that a problem takes; `arrays` are all that the kernels read or write row by row."""
+    rows, columns, warps = tiling[problem.compute_dtype.name][width]
     score = problem.score
     config = SimtConfig(
-        dtype=problem.q.dtype.name, out_dtype=problem.out_dtype.name,
-        head_dim=SLICE if sliced else dimension_class(head_dim), value_dim=value_class,
-        rows=rows, columns=columns, warps=2, sliced=sliced, vector=all(map(_is_vector, arrays)),
+        dtype=problem.q.dtype.name, out_dtype=problem.out_dtype.name, head_dim=head_dim, value_dim=value_dim,
+        rows=rows, columns=columns, warps=warps, sliced=sliced, vector=all(map(_is_vector, arrays)),
         general=not score.is_empty or problem.mask is not None or problem.dropout is not None,
         bias_dtype=(problem.q.dtype if score.bias is None else score.bias.dtype).name,
     )
-    return fit(config, forward_bytes, arch)
+    return fit(config, shared_bytes, arch)
 
 
 def fit(config: SimtConfig, shared_bytes, arch: str) -> SimtConfig:
@@ -95,4 +183,4 @@ def _is_vector(array: np.ndarray) -> bool:
 def _kv_bytes(problem: Problem) -> int:
     """Bytes of k and v that all query heads of the longest sequence read, per query head."""
     keys = int(problem.segments[:, K_LENGTH].max(initial=0))
-    return keys * (problem.k.shape[3] + problem.v.shape[3]) * problem.k.dtype.itemsize // problem.group
+    return keys * (problem.k.shape[3] + problem.v.shape[3]) * problem.k.dtype.itemsize // max(1, problem.group)

@@ -43,13 +43,14 @@ class Scores(NamedTuple):
     drop: Callable
 
 
-def make_scores(config: SimtConfig, *, transposed: bool = False) -> Scores:
+def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bool = False) -> Scores:
     """The stages of a general kernel, on a thread's own numbers in shared memory.
 
     ``load_stages(call, place)`` gives the `Stages` of a head.
-    ``apply(call, stages, segment, address, first, end, start)`` turns products into scores in natural units, -inf
-    where hidden.  `address` is that of the thread's first number; its rows are `first`, ``first + 4``, ... below
-    `end`, its columns `start`, ``start + 8``, ...: queries and keys, or keys and queries if `transposed`.
+    ``apply(call, stages, segment, address, slopes, first, end, start)`` turns products into scores in natural
+    units, -inf where hidden.  `address` is that of the thread's first number; its rows are `first`, ``first + 4``,
+    ... below `end`, its columns `start`, ``start + 8``, ...: queries and keys, or keys and queries if `transposed`.
+    With `derivatives` and a softcap, those of the cap go to `slopes` likewise.
     ``drop(draw, address, first, end, start, keep_scale)`` applies the dropout pattern to probabilities and leaves
     hidden ones (-0.0) alone.
     """
@@ -90,7 +91,7 @@ def make_scores(config: SimtConfig, *, transposed: bool = False) -> Scores:
         return origin + int64(query) * tensor.row + int64(key) * tensor.column
 
     @device
-    def apply(call, stages, segment, address, first, end, start):
+    def apply(call, stages, segment, address, slopes, first, end, start):
         x = cuda.local.array(columns, number)
         y = cuda.local.array(columns, number)
         scale = number(call.scale)
@@ -101,6 +102,8 @@ def make_scores(config: SimtConfig, *, transposed: bool = False) -> Scores:
             if stages.softcap != zero:
                 for j in range(columns):
                     x[j] = softcap_value(x[j], stages.softcap, math.tanh)
+                    if derivatives:
+                        store(int32(slopes + j * column_step), softcap_derivative(x[j], stages.softcap))
             if stages.bias != 0:
                 for j in range(columns):
                     y[j] = number(read_bias(
@@ -121,6 +124,7 @@ def make_scores(config: SimtConfig, *, transposed: bool = False) -> Scores:
                 query, key = pair(row, start + j * COLUMN_LANES)
                 store(int32(address + j * column_step), x[j] if seen(segment, query, key) else -infinity)
             address = int32(address + row_step)
+            slopes = int32(slopes + row_step)
 
     @device
     def drop(draw, address, first, end, start, keep_scale):

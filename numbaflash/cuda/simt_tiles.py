@@ -7,7 +7,6 @@ zeros take the place of what was read, which costs no branch.
 """
 from collections.abc import Callable
 
-import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint16, uint32
 
 from numbaflash.cuda import ptx
@@ -18,6 +17,9 @@ BATCH = 4
 """Loads that a thread has under way at a time."""
 
 NUMBER = {"float32": float32, "float64": float64}
+NATIVE = {"float16": float32, "bfloat16": float32, "float32": float32, "float64": float64}
+"""What a number of an array is as soon as it is read."""
+SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 # --- one thread's share: 16 bytes, or one number ----------------------------------------------------------
 
@@ -54,6 +56,8 @@ READ_VECTOR = {"float16": read_float16, "bfloat16": read_bfloat16, "float32": pt
                "float64": ptx.ld_global_nc_v2_f64}
 READ_NUMBER = {"float16": number_float16, "bfloat16": number_bfloat16, "float32": ptx.ld_global_nc_f32,
                "float64": ptx.ld_global_nc_f64}
+NATIVE_NUMBER = {"float32": ptx.ld_global_nc_f32, "float64": ptx.ld_global_nc_f64}
+NATIVE_STORE = {"float32": ptx.st_global_f32, "float64": ptx.st_global_f64}
 LOAD_SHARED = {"float32": ptx.ld_shared_v4_f32, "float64": ptx.ld_shared_v2_f64}
 STORE_SHARED = {"float32": ptx.st_shared_v4_f32, "float64": ptx.st_shared_v2_f64}
 LOAD_NUMBER = {"float32": ptx.ld_shared_f32, "float64": ptx.ld_shared_f64}
@@ -64,11 +68,6 @@ STORE_NUMBER = {"float32": ptx.st_shared_f32, "float64": ptx.st_shared_f64}
 def write_same(shared, x, n, column):
     """Sixteen bytes that need no widening."""
     ptx.st_shared_v4_f32(shared, x, n)
-
-
-@device
-def write_double(shared, x, n, column):
-    ptx.st_shared_v2_f64(shared, x, n)
 
 
 @device
@@ -87,18 +86,30 @@ def write_widened(shared, x, n, column):
     ptx.st_shared_v4_f32(shared + 16 - 16 * swap, y, 1)
 
 
-WRITE_VECTOR = {"float16": write_widened, "bfloat16": write_widened, "float32": write_same, "float64": write_double}
+def _write_doubles(vectors: int) -> Callable:
+    @device
+    def write(shared, x, n, column):
+        for i in range(vectors):
+            ptx.st_shared_v2_f64(int32(shared + i * VECTOR_BYTES), x, n * vectors + i)
+    return write
 
 
-def make_load(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable:
-    """A device function that brings a tile into shared memory.
+WRITE_VECTOR = {(2, "float32"): write_widened, (4, "float32"): write_same,
+                (2, "float64"): _write_doubles(4), (4, "float64"): _write_doubles(2), (8, "float64"): _write_doubles(1)}
+"""By the bytes of a number in global memory, and what it becomes."""
+
+
+def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str | None = None) -> Callable:
+    """A device function that brings a tile of an array (of ``config.dtype`` by default) into shared memory.
 
     ``load(shared, address, row_stride, column_stride, rows, columns, thread)`` loads the first `rows` rows and
     `columns` columns (both at least 1), fills the rest of the tile with zeros, and returns this thread's sum of
     0 * x over what it loaded: 0, or NaN where something is not finite.
     """
-    size = np.dtype(config.dtype).itemsize if config.dtype != "bfloat16" else 2
-    items = VECTOR_BYTES // size if config.vector else 1
+    dtype = config.dtype if dtype is None else dtype
+    size = SIZE[dtype]
+    vector = config.vector and size <= config.size
+    items = VECTOR_BYTES // size if vector else 1
     pitch, number_bytes, threads = config.pitch(tile_columns), config.size, config.threads
     pieces = tile_rows * tile_columns // items
     batch = max(1, min(BATCH, pieces // threads))
@@ -108,12 +119,16 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable
     mask = (1 << shift) - 1
     step, count = threads * batch, items * batch
     number = NUMBER[config.compute]
-    read_vector, read_number = READ_VECTOR[config.dtype], READ_NUMBER[config.dtype]
-    write_vector, write_number = WRITE_VECTOR[config.dtype], STORE_NUMBER[config.compute]
+    read_vector, read_number = READ_VECTOR[dtype], READ_NUMBER[dtype]
+    write_vector, write_number = WRITE_VECTOR[size, config.compute], STORE_NUMBER[config.compute]
+    loaded = NATIVE[dtype]
 
     @device
     def read_piece(x, n, address, column, column_stride):
-        read_vector(x, n, address + column * size)
+        y = cuda.local.array(items, loaded)
+        read_vector(y, 0, address + column * size)
+        for i in range(items):
+            x[n * items + i] = number(y[i])
 
     @device
     def write_piece(shared, x, n, column):
@@ -121,13 +136,13 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable
 
     @device
     def read_single(x, n, address, column, column_stride):
-        x[n] = read_number(address + int64(column) * column_stride)
+        x[n] = number(read_number(address + int64(column) * column_stride))
 
     @device
     def write_single(shared, x, n, column):
         write_number(shared, x[n])
 
-    read, write = (read_piece, write_piece) if config.vector else (read_single, write_single)
+    read, write = (read_piece, write_piece) if vector else (read_single, write_single)
 
     @device
     def load(shared, address, row_stride, column_stride, rows, columns, thread):
@@ -192,13 +207,13 @@ def bits_bfloat16(x):
     return uint16(rounded if x == x else uint32(0x7FC0))
 
 
-def make_store(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callable:
-    """A device function that takes a tile from shared to global memory.
+def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str) -> Callable:
+    """A device function that takes a tile from shared memory to an array of `dtype`.
 
     ``store(shared, address, row_stride, column_stride, rows, columns, thread)`` stores the first `rows` rows and
     `columns` columns.
     """
-    size = 2 if config.out_dtype == "bfloat16" else np.dtype(config.out_dtype).itemsize
+    size = SIZE[dtype]
     items = VECTOR_BYTES // size if config.vector else 1
     pitch, number_bytes, threads, lanes = config.pitch(tile_columns), config.size, config.threads, config.lanes
     number = NUMBER[config.compute]
@@ -208,8 +223,8 @@ def make_store(config: SimtConfig, tile_rows: int, tile_columns: int) -> Callabl
     loads = -(-items // lanes)
     count = max(items, lanes)
     load_shared, load_number = LOAD_SHARED[config.compute], LOAD_NUMBER[config.compute]
-    write_vector = WRITE_GLOBAL[config.out_dtype]
-    write_number = WRITE_GLOBAL_NUMBER[config.out_dtype]
+    write_vector = WRITE_GLOBAL[dtype]
+    write_number = WRITE_GLOBAL_NUMBER[dtype]
     narrow = to_odd if size == 2 and config.compute == "float64" else keep
 
     @device
