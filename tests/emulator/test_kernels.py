@@ -32,10 +32,8 @@ def test_without_checks_the_values_are_the_same(name):
     case = CASES[name](np.random.default_rng(3))
     _, checked = case.launch(emulator)
     _, unchecked = case.launch(emulator, checks=False)
-    if name != "reduction":                         # what remains is the same arithmetic in the same order
-        for position in checked:
-            np.testing.assert_array_equal(checked[position], unchecked[position])
-    assert case.error(unchecked) <= case.tolerance
+    for position in checked:
+        np.testing.assert_array_equal(checked[position], unchecked[position])
 
 
 @pytest.mark.parametrize("name", ["reduction", "matmul", "flash_mma"])
