@@ -13,6 +13,7 @@ from . import differentiate
 from .compile import Static
 from .config import machine
 from .gradient_call import make_gradient_call
+from .simd import LOG2_E
 from .storage import CODES
 from .threads import run
 
@@ -108,7 +109,8 @@ def backward(
     if jobs:
         width = head_dim + -head_dim % static["lanes"]
         turns = np.zeros(1 + tile_jobs, np.int64)
-        statistics = np.empty((2, heads, row_count), compute)
+        statistics = np.empty((differentiate.STATISTICS, heads, row_count), compute)
+        q_factor = float(compute.type(problem.scale * (1.0 if static["general"] else LOG2_E)))
         several = max_k > block_k
         sums = np.empty((heads, row_count, width) if several else 0, compute)
         call = make_gradient_call(
@@ -134,7 +136,8 @@ def backward(
                 threshold=-1 if dropout is None else threshold(dropout.p),
             ),
             dict(
-                scale=problem.scale, softcap=problem.score.softcap or 0.0,
+                scale=problem.scale, q_factor=q_factor,
+                dk_factor=problem.scale / q_factor if q_factor else problem.scale, softcap=problem.score.softcap or 0.0,
                 keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
             ),
         )

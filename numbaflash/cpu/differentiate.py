@@ -30,13 +30,13 @@ from .gemm import gemm_add, gemm_set
 from .gradient_call import GRADIENT_CALL
 from .gradient_nonfinite import add_visible_products
 from .gradient_stages import (
-    alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors, scale_scores,
+    alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors,
 )
 from .gradient_tile import (
-    add_tile, dot, dropped_weights, edge_weights, multiply_tile, row_sum, staged_weights, store_rows, weights,
+    add_tile, dot, dropped_weights, edge_weights, multiply_tile, row_sum, scale_tile, staged_weights, store_rows, weights,
 )
 from .ordering import publish, publish_one_more, wait_for
-from .simd import fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64, store_i64
+from .simd import LOG2_E, fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64, store_i64
 from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
 from .tiles import all_finite, fill, pack_panel, pack_rows
 
@@ -45,6 +45,8 @@ part = numba.njit(inline="always", **HELPER_OPTIONS)
 
 FIELD = 8
 SEGMENT = 80  # bytes of a row of the segment table
+LSE, LSE_REST, DELTA = range(3)
+STATISTICS = 3  # numbers kept per row and head
 
 visible = compile_plain(visible_range, numba.njit(**HELPER_OPTIONS))
 tiles_seen = compile_plain(tile_range, numba.njit(**HELPER_OPTIONS))
@@ -180,9 +182,9 @@ def add_bias(static, code, scores, stride, rows, columns, bias, bias_row, bias_c
 
 
 @helper
-def statistics_of(static, call, tile_row, head):
-    """Address of lse of a row of a head; delta lies ``heads * row_count`` numbers further on."""
-    return call.statistics + (head * call.row_count + tile_row) * static.size
+def statistics_of(static, call, which, head, tile_row):
+    """Address of one of the numbers that are kept per row and head."""
+    return call.statistics + ((which * call.heads + head) * call.row_count + tile_row) * static.size
 
 
 # ------------------------------------------------------------------------------------------ the jobs that prepare
@@ -212,8 +214,10 @@ def prepare_tile(static, call, scratch, job):
                  call.out_n, call.out_d, rows, call.value_dim, rows)
     lse_row = call.lse + batch * call.lse_b + head * call.lse_h + row * call.lse_n
     dlse_row = call.dlse + batch * call.dlse_b + head * call.dlse_h + row * call.dlse_n
-    lse_at = statistics_of(static, call, load_i64(call.row_starts + 8 * number) + first, head)
-    delta_at = lse_at + call.heads * call.row_count * static.size
+    tile_row = load_i64(call.row_starts + 8 * number) + first
+    lse_at = statistics_of(static, call, LSE, head, tile_row)
+    rest_at = statistics_of(static, call, LSE_REST, head, tile_row)
+    delta_at = statistics_of(static, call, DELTA, head, tile_row)
     sink_sum = 0.0
     for i in range(rows):
         lse = load_float(static, lse_row + i * call.lse_n)
@@ -222,9 +226,18 @@ def prepare_tile(static, call, scratch, job):
             delta -= load_float(static, dlse_row + i * call.dlse_n)
         if call.sinks and lse != -np.inf:
             sink_sum -= math.exp(load_f64(call.sinks + 8 * head) - lse) * delta
-        # A row that sees nothing has lse -inf: its weights exp(s - lse) shall be 0, not infinite.
-        store_float(static, lse_at + i * static.size, np.inf if lse == -np.inf else lse)
-        store_float(static, delta_at + i * static.size, delta)
+        at = i * static.size
+        store_float(static, delta_at + at, delta)
+        if lse == -np.inf:  # the weights exp(s - lse) of a row that sees nothing shall be 0, not infinite
+            lse = np.inf
+        if static.general:
+            store_float(static, lse_at + at, lse)
+        else:
+            # Rounding lse in powers of two would be an error of all weights of a row: keep what is lost.
+            lse *= LOG2_E
+            store_float(static, lse_at + at, lse)
+            rest = lse - load_float(static, lse_at + at)
+            store_float(static, rest_at + at, rest if np.isfinite(lse) else 0.0)
     if call.sinks:
         store_f64(call.sink_sums + 8 * (tile * call.heads + head), sink_sum)
 
@@ -248,7 +261,7 @@ def store_dq(static, call, batch, head, row, tile, rows):
 
 
 @part
-def make_weights(static, call, scratch, segment, number, head, first, rows, key, keys, edge, lse, delta):
+def make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge):
     """Turn scores and products of a tile into (Z *) P and dS, through the stages of a non-empty Score."""
     scores, products = scratch + call.at_scores, scratch + call.at_products
     stride = (call.block_k + static.lanes) * static.size
@@ -256,13 +269,15 @@ def make_weights(static, call, scratch, segment, number, head, first, rows, key,
     offset = load_i64(segment + FIELD * Q_OFFSET)
     low = first + offset - call.left - key
     high = first + offset + call.right + 1 - key
+    lse = statistics_of(static, call, LSE, head, tile_row)
+    delta = statistics_of(static, call, DELTA, head, tile_row)
     if not static.general:
+        rest = statistics_of(static, call, LSE_REST, head, tile_row)
         if edge:
-            edge_weights(static, scores, products, stride, rows, columns, lse, delta, call.scale, low, high)
+            edge_weights(static, scores, products, stride, rows, columns, lse, rest, delta, low, high)
         else:
-            weights(static, scores, products, stride, rows, columns, lse, delta, call.scale, 0, 0)
+            weights(static, scores, products, stride, rows, columns, lse, rest, delta, 0, 0)
         return
-    scale_scores(static, scores, stride, rows, columns, call.scale)
     if call.softcap > 0:
         cap_scores(static, scores, scratch + call.at_derivatives, stride, rows, columns, call.softcap)
     if call.bias:
@@ -337,6 +352,8 @@ def differentiate_tile(
     row = start + first
     load_inputs(static, q, call.q + batch * call.q_b + head * call.q_h + row * call.q_n, call.q_n, call.q_d,
                 rows, call.head_dim, all_rows)
+    # As the forward pass scales them, so that rounding gives the very scores that lse was made of.
+    scale_tile(static, q, q_stride, rows, padded(static, call.head_dim), call.q_factor)
     load_outputs(static, call.out_code, dout, call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
                  call.dout_n, call.dout_d, rows, call.value_dim, all_rows)
 
@@ -354,9 +371,7 @@ def differentiate_tile(
                  products + low * stride + panel * size, stride, high - low, call.value_dim, columns)
 
     tile_row = load_i64(call.row_starts + 8 * number) + first
-    lse = statistics_of(static, call, tile_row, head)
-    delta = lse + call.heads * call.row_count * size
-    make_weights(static, call, scratch, segment, number, head, first, rows, key, keys, edge, lse, delta)
+    make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge)
     if static.general:
         add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys)
 
@@ -458,7 +473,7 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
                 differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key, keys,
                                    block, finite)
     store_rows(static, static.storage, call.dk + batch * call.dk_b + kv_head * call.dk_h + start * call.dk_n,
-               call.dk_n, call.dk_d, dk, k_stride, keys, call.head_dim, call.scale)
+               call.dk_n, call.dk_d, dk, k_stride, keys, call.head_dim, call.dk_factor)
     store_rows(static, static.storage, call.dv + batch * call.dv_b + kv_head * call.dv_h + start * call.dv_n,
                call.dv_n, call.dv_d, dv, v_stride, keys, call.value_dim, 1.0)
 

@@ -21,7 +21,7 @@ INTEGERS = (
     "scratch_bytes", "at_q", "at_dout", "at_scores", "at_products", "at_derivatives", "at_keep", "at_k_lanes",
     "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
 )
-NUMBERS = ("scale", "softcap", "keep_factor")
+NUMBERS = ("scale", "q_factor", "dk_factor", "softcap", "keep_factor")
 
 INTEGER_FIELDS = (
     *STRIDES, *TABLES, *(f"{name}_{axis}" for name, axes in STRIDES.items() for axis in axes), *INTEGERS,

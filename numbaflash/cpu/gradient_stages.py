@@ -15,25 +15,6 @@ from .storage import BOOLEAN, ITEM_SIZES, load_as_computed
 
 
 @intrinsic
-def scale_scores(typing_context, static, scores, row_stride, rows, columns, scale):
-    """``s *= scale``."""
-
-    def generate(context, builder, signature, arguments):
-        x = Lanes(context, builder, static)
-        _, scores, row_stride, rows, columns, scale = arguments
-        factor = x.splat(number(x, scale))
-
-        def change(_: object, column: Value, offset: Value) -> None:
-            at = x.at(x.pointer(scores), offset)
-            x.store(builder.fmul(x.load(at), factor), at)
-
-        each_vector(x, rows, columns, row_stride, lambda row: None, change)
-        return context.get_dummy_value()
-
-    return typed(types.void, static, scores, row_stride, rows, columns, types.float64), generate
-
-
-@intrinsic
 def cap_scores(typing_context, static, scores, derivatives, row_stride, rows, columns, cap):
     """``s = cap * tanh(s / cap)``; its derivative ``1 - tanh**2`` into a second tile."""
 

@@ -63,31 +63,29 @@ def inside_band(x: Lanes, column: Value, low: Value, high: Value) -> Value:
     return x.builder.and_(x.builder.icmp_signed(">=", keys, low), x.builder.icmp_signed("<", keys, high))
 
 
-def _row_numbers(x: Lanes, lse: Value, delta: Value, row: Value) -> tuple[Value, Value]:
-    at = x.times(row, x.size)
-    return x.broadcast(x.at(x.pointer(lse), at)), x.broadcast(x.at(x.pointer(delta), at))
+def row_number(x: Lanes, table: Value, row: Value) -> Value:
+    """One number per row, in all lanes."""
+    return x.broadcast(x.at(x.pointer(table), x.times(row, x.size)))
 
 
 def _weights(edge: bool):
     @intrinsic
-    def weights(typing_context, static, scores, products, row_stride, rows, columns, lse, delta, scale, low, high):
+    def weights(typing_context, static, scores, products, row_stride, rows, columns, lse, rest, delta, low, high):
         def generate(context, builder, signature, arguments):
             x = Lanes(context, builder, static)
             b = builder
-            _, scores, products, row_stride, rows, columns, lse, delta, scale, low, high = arguments
-            factor = x.splat(number(x, scale))
+            _, scores, products, row_stride, rows, columns, lse, rest, delta, low, high = arguments
 
             def per_row(row: Value) -> tuple:
                 bounds = (saturated(x, x.plus(low, row)), saturated(x, x.plus(high, row))) if edge else ()
-                return *_row_numbers(x, lse, delta, row), *bounds
+                return *(row_number(x, table, row) for table in (lse, rest, delta)), *bounds
 
             def change(state: tuple, column: Value, offset: Value) -> None:
                 at_score, at_product = x.at(x.pointer(scores), offset), x.at(x.pointer(products), offset)
-                exponent = x.fma(x.load(at_score), factor, b.fneg(state[0]))
-                p = x.exp2(b.fmul(exponent, x.constant(LOG2_E)))
-                ds = b.fmul(p, b.fsub(x.load(at_product), state[1]))
+                p = x.exp2(b.fsub(b.fsub(x.load(at_score), state[0]), state[1]))
+                ds = b.fmul(p, b.fsub(x.load(at_product), state[2]))
                 if edge:
-                    seen = inside_band(x, column, *state[2:])
+                    seen = inside_band(x, column, *state[3:])
                     p, ds = (b.select(seen, value, x.constant(0.0)) for value in (p, ds))
                 x.store(p, at_score)
                 x.store(ds, at_product)
@@ -95,14 +93,17 @@ def _weights(edge: bool):
             each_vector(x, rows, columns, row_stride, per_row, change)
             return context.get_dummy_value()
 
-        integers = (scores, products, row_stride, rows, columns, lse, delta)
-        return typed(types.void, static, *integers, types.float64, low, high), generate
+        integers = (scores, products, row_stride, rows, columns, lse, rest, delta, low, high)
+        return typed(types.void, static, *integers), generate
 
     return weights
 
 
 weights = _weights(edge=False)
-"""``P = exp(scale * S - lse)`` over S, and ``dS = P * (dP - delta)`` over the products dP; low and high are ignored."""
+"""``P = 2**(S - lse - rest)`` over scores in powers of two, ``dS = P * (dP - delta)`` over the products dP.
+
+lse, rest and delta are tables of one number per row; low and high are ignored.
+"""
 edge_weights = _weights(edge=True)
 """The same where row r sees only the columns ``low + r <= column < high + r``; P and dS are 0 elsewhere."""
 
@@ -114,6 +115,9 @@ def _staged_weights(dropout: bool):
             x = Lanes(context, builder, static)
             b = builder
             _, scores, products, keep, row_stride, rows, columns, lse, delta = arguments
+
+            def per_row(row: Value) -> tuple[Value, Value]:
+                return row_number(x, lse, row), row_number(x, delta, row)
 
             def change(state: tuple[Value, Value], column: Value, offset: Value) -> None:
                 at_score, at_product = x.at(x.pointer(scores), offset), x.at(x.pointer(products), offset)
@@ -129,7 +133,7 @@ def _staged_weights(dropout: bool):
                 x.store(kept, at_score)
                 x.store(ds, at_product)
 
-            each_vector(x, rows, columns, row_stride, lambda row: _row_numbers(x, lse, delta, row), change)
+            each_vector(x, rows, columns, row_stride, per_row, change)
             return context.get_dummy_value()
 
         return typed(types.void, static, scores, products, keep, row_stride, rows, columns, lse, delta), generate
@@ -141,6 +145,25 @@ staged_weights = _staged_weights(dropout=False)
 """P over finished scores in natural units, -inf where hidden; dS by the score over dP. ``keep`` is ignored."""
 dropped_weights = _staged_weights(dropout=True)
 """The same with a tile Z of what dropout multiplies by: Z * P over the scores, ``P * (Z * dP - delta)`` over dP."""
+
+
+@intrinsic
+def scale_tile(typing_context, static, tile, row_stride, rows, columns, factor):
+    """``tile *= factor``."""
+
+    def generate(context, builder, signature, arguments):
+        x = Lanes(context, builder, static)
+        _, tile, row_stride, rows, columns, factor = arguments
+        factors = x.splat(number(x, factor))
+
+        def change(_: object, column: Value, offset: Value) -> None:
+            at = x.at(x.pointer(tile), offset)
+            x.store(builder.fmul(x.load(at), factors), at)
+
+        each_vector(x, rows, columns, row_stride, lambda row: None, change)
+        return context.get_dummy_value()
+
+    return typed(types.void, static, tile, row_stride, rows, columns, types.float64), generate
 
 
 @intrinsic
