@@ -284,10 +284,9 @@ def _build_cubin(request, identity) -> Cubin:
     from numba import cuda
 
     code, _ = cuda.compile(**_numba_arguments(request), output="ltoir")
-    fast = {"ftz": True, "prec_div": False, "prec_sqrt": False} if request.options["fastmath"] else {}
     options = LinkerOptions(arch=request.arch.name, link_time_optimization=True, ptxas_options=["-v"],
                             lineinfo=request.options["lineinfo"] or None,
-                            max_register_count=request.options["max_registers"], **fast)
+                            max_register_count=request.options["max_registers"])
     linker = Linker(ObjectCode.from_ltoir(code), options=options)
     cubin = linker.link("cubin")
     log = linker.get_info_log() + linker.get_error_log()

@@ -25,6 +25,11 @@ def make_scale(factor):
     return scale
 
 
+def divide(x):
+    i = cuda.grid(1)
+    x[i] = x[i] / x[i + 1]
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """An empty disk cache and an empty memory for every test."""
@@ -143,6 +148,19 @@ def test_an_ignored_register_budget_is_a_warning():
     assert any("C7508" in line for line in compile.compile_cubin(kernel, VECTOR, "sm_90a").resources.warnings)
     bounded = compile.compile_cubin(kernel, VECTOR, "sm_90a", launch_bounds=(128, 1))
     assert bounded.resources.warnings == ()
+
+
+@pytest.mark.parametrize("options", [{"fastmath": True}, {"lineinfo": True}, {"max_registers": 24},
+                                     {"launch_bounds": 128}, {"launch_bounds": (128, 2)}], ids=str)
+def test_machine_code_is_made_with_every_option(options):
+    plain = compile.compile_cubin(divide, **ARGUMENTS)
+    changed = compile.compile_cubin(divide, **ARGUMENTS, **options)
+    assert changed.code != plain.code
+
+
+def test_fast_math_reaches_the_machine_code():
+    exact, fast = (compile.compile_cubin(divide, **ARGUMENTS, fastmath=fast) for fast in (False, True))
+    assert len(fast.code) < len(exact.code)             # a division is one instruction instead of a function
 
 
 def test_a_log_without_registers_is_not_believed():
