@@ -120,34 +120,35 @@ def fma(a, b, c):
 _LOW29 = np.uint64((1 << 29) - 1)
 _TIE29 = np.uint64(1 << 28)
 _SMALL = np.float32(2.0 ** -125)
+# Twice the bits of a float32 less this: at most _INFINITE for infinities and all normals but the smallest.
+_ABOVE_SMALLEST, _INFINITE = np.uint32(0x01000002), np.uint32(0xFDFFFFFE)
 
 
-def fma_f32(a, b, c):
-    """``a * b + c`` in float32, rounded once."""
+def fma_f32(a, b, c, ftz=False):
+    """``a * b + c`` in float32, rounded once; NaNs canonical and, with ``ftz``, subnormals zero."""
     product = np.multiply(a, b, dtype=np.float64)
     wide = product + c
     out = wide.astype(np.float32)
     tie = (wide.view(np.uint64) & _LOW29) == _TIE29
     if np.count_nonzero(tie):
         _repair_ties(product, c, wide, tie, out)
+    bits = out.view(np.uint32)
+    key = bits + bits
+    key -= _ABOVE_SMALLEST
+    if np.maximum.reduce(key) > _INFINITE:
+        if not ftz:
+            _repair_small(a, b, c, wide, out)
+        settle(out, True, ftz)
+    return out
+
+
+def _repair_small(a, b, c, wide, out):
+    """Below the normal numbers float32 has fewer bits, and ties lie elsewhere."""
     small = np.abs(out) < _SMALL
+    small &= (wide != 0) & (wide != out)
     if np.count_nonzero(small):
-        small &= (wide != 0) & (wide != out)
-        if np.count_nonzero(small):
-            a, b, c = np.broadcast_arrays(a, b, c)
-            out[small] = exactly(fma, (a[small], b[small], c[small]), "f4", "rn")
-    return out
-
-
-def fma_f32_flushing(a, b, c):
-    """The same for results that are flushed where subnormal."""
-    product = np.multiply(a, b, dtype=np.float64)
-    wide = product + c
-    out = wide.astype(np.float32)
-    tie = (wide.view(np.uint64) & _LOW29) == _TIE29
-    if np.count_nonzero(tie):
-        _repair_ties(product, c, wide, tie, out)
-    return out
+        a, b, c = np.broadcast_arrays(a, b, c)
+        out[small] = exactly(fma, (a[small], b[small], c[small]), "f4", "rn")
 
 
 def _repair_ties(product, addend, wide, tie, out):

@@ -12,14 +12,19 @@ FLOATS = ("f32", "f64")
 DIRECTED = ("rz", "rm", "rp")
 
 
-def arithmetic(d, i, function, exact=None):
-    """``d = function(sources)`` with .ftz, .sat and canonical NaN; ``exact``: the formula for rz, rm and rp."""
+def arithmetic(d, i, function, exact=None, settled=False):
+    """``d = function(sources)`` with .ftz, .sat and canonical NaN; ``exact``: the formula for rz, rm and rp.
+
+    ``settled``: the function does .ftz and canonical NaN by itself.
+    """
     dtype = DTYPES[i.parts[-1]]
     out = d.target(i.operands[0], dtype)
     sources = with_arrays(d, [d.source(o, dtype) for o in i.operands[1:]])
     ftz, saturate = "ftz" in i.parts and dtype == np.float32, "sat" in i.parts
     mode = next((m for m in DIRECTED if m in i.parts), None)
     if mode is not None and exact is not None:
+        settled = False
+
         def function(*values):
             return rounding.exactly(exact, values, dtype, mode)
     suspects = [(n, d.subnormals.doubt(o)) for n, o in enumerate(i.operands[1:])] if ftz else []
@@ -33,7 +38,8 @@ def arithmetic(d, i, function, exact=None):
                 values = list(values)
                 values[n] = flushed(values[n])
         result = function(*values)
-        settle(result, True, ftz)
+        if not settled:
+            settle(result, True, ftz)
         if saturate:
             result = np.where(result > 0, np.minimum(result, dtype.type(1)), dtype.type(0))
         np.copyto(out, result, where=active.where)
@@ -61,9 +67,10 @@ def mul(d, i):
 @opcode("fma", "mad", section="9.7.3.6, 9.7.3.7", group="float", types=FLOATS)
 def fma(d, i):
     """d = a * b + c with one rounding."""
-    single = rounding.fma_f32_flushing if "ftz" in i.parts else rounding.fma_f32
-    function = single if i.parts[-1] == "f32" else rounding.fma_f64
-    return arithmetic(d, i, function, rounding.fma)
+    if i.parts[-1] == "f64":
+        return arithmetic(d, i, rounding.fma_f64, rounding.fma)
+    ftz = "ftz" in i.parts
+    return arithmetic(d, i, lambda a, b, c: rounding.fma_f32(a, b, c, ftz), rounding.fma, settled=True)
 
 
 @opcode("div", section="9.7.3.8", group="float", types=FLOATS)
