@@ -67,7 +67,7 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
         For dtypes and head dimensions that these kernels lack.
     """
     dtype = problem.q.dtype
-    if dtype not in (float16, bfloat16) or (turing and dtype != float16):
+    if dtype not in (float16, bfloat16) or (turing and bfloat16 in (dtype, out.dtype)):
         raise NotImplementedError(f"{dtype} is not available on these tensor cores")
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     width, value_width = width_of(head_dim), width_of(value_dim)

@@ -20,14 +20,15 @@ from numbaflash.cuda.fragments import (
     make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
 )
 from numbaflash.cuda.panels import (
-    CHUNKS, COPIES, PANEL_ROW, chunk_place, lane_across, lane_down, make_load, tile_bytes,
+    CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, tile_bytes,
 )
 from numbaflash.cuda.plan import KernelSpec, Launch, Plan
+from numbaflash.cuda.results import make_write
 from numbaflash.cuda.scores import (
-    DROPOUTS, INFINITY, ZERO, Scoring, load_draw, make_apply_score, make_drop, make_hide,
+    DROPOUTS, INFINITY, ONE, Scoring, load_draw, make_apply_score, make_drop, make_hide, make_keep,
+    make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
-from numbaflash.cuda.stores import STORE_FLOAT
 from numbaflash.cuda.tiles import Q_LENGTH, column, device, fill_grid, load_segment, locate, query_rows, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 from numbaflash.problem import Problem
@@ -105,6 +106,7 @@ class ForwardConfig(NamedTuple):
             "stages": self.stages != 2,
             "copy": self.copy not in COPIES or (self.turing and self.copy == "async"),
             "staged": self.staged and self.out_dtype not in ("float16", "bfloat16"),
+            "out_dtype": self.turing and self.out_dtype == "bfloat16",
             "scoring": self.scoring.dropout not in DROPOUTS,
         }
         for name, is_wrong in wrong.items():
@@ -123,11 +125,12 @@ def make_forward(config: ForwardConfig):
     K_BYTES, V_BYTES = tile_bytes(BK, WIDTH), tile_bytes(BK, VALUE_WIDTH)
     STAGE_BYTES = K_BYTES + V_BYTES
     Q_AT = config.ring_bytes
-    RESIDENT, ASYNC, STAGED = config.resident, config.copy == "async", config.staged
+    RESIDENT, ASYNC = config.resident, config.copy == "async"
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
     S_SIZE, ACC_SIZE, P_SIZE = M_TILES * N_TILES * 4, M_TILES * VALUE_TILES * 4, M_TILES * N_TILES * 2
     Q_SIZE = M_TILES * 4 * (WIDTH // 16 if RESIDENT else 1)
-    STORE_ROUNDS, STORE_ROWS, VALUE_CHUNKS = BQ * CHUNKS // THREADS, THREADS // CHUNKS, VALUE_WIDTH // 8
+
+    BITS_SIZE = -(-S_SIZE // 32)
 
     mma, pack = matrix_instructions(config.dtype, config.turing)
     load_q = make_load(BQ, WIDTH, THREADS, config.copy)
@@ -138,39 +141,23 @@ def make_forward(config: ForwardConfig):
     multiply_values = make_multiply_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
     pack_weights = make_pack(M_TILES, N_TILES, pack)
     softmax_step = make_softmax_step(M_TILES, N_TILES, VALUE_TILES)
-    apply_score, hide = make_apply_score(M_TILES, N_TILES, config.scoring), make_hide(M_TILES, N_TILES)
-    drop = make_drop(M_TILES, N_TILES, config.scoring.dropout)
-    _, pack_out = matrix_instructions(config.out_dtype if STAGED else config.dtype, config.turing)
-    store_float = STORE_FLOAT[config.out_dtype]
+    lanes = make_lanes(M_TILES, N_TILES)
+    apply_score, hide = make_apply_score(lanes, config.scoring), make_hide(lanes)
+    keep, drop = make_keep(M_TILES, N_TILES, config.scoring.dropout), make_drop(S_SIZE)
 
     def start_row(r, top):
         top[r] = -INFINITY
 
-    def store_pair(j, acc, scale, r, call, exists, base, local, out_row):
-        x = 4 * ((r // 2) * VALUE_TILES + j) + 2 * (r % 2)
-        if STAGED:
-            ptx.st_shared_b32(base + chunk_place(local, j, BQ) + 4 * (ptx.thread_index() & 3),
-                              pack_out(acc[x] * scale, acc[x + 1] * scale))
-        elif exists:
-            c = 8 * j + 2 * (ptx.thread_index() & 3)
-            if c < call.value_dim:
-                store_float(out_row + int64(c) * call.out.column, acc[x] * scale)
-            if c + 1 < call.value_dim:
-                store_float(out_row + int64(c + 1) * call.out.column, acc[x + 1] * scale)
-
-    def finish_one(r, acc, top, total, call, q_length, row, block_row, sink, base, out, lse):
-        at = row + 8 * r
-        log_sum, scale = finish_row(top[r], total[r], sink)
-        if DROPOUT:
-            scale = scale * float32(call.keep_scale)
-        exists = at < q_length
-        if exists and ptx.thread_index() & 3 == 0:
-            ptx.st_global_f32(lse + int64(at) * call.lse.row, log_sum)
-        store_pairs(acc, scale, r, call, exists, base, at - block_row, out + int64(at) * call.out.row)
+    def finish_one(r, top, total, factors, call, q_length, row, sink, lse):
+        log_sum, factor = finish_row(top[r], total[r], sink)
+        factors[r] = factor * float32(call.keep_scale) if DROPOUT else factor
+        if row + 8 * r < q_length and ptx.thread_index() & 3 == 0:
+            ptx.st_global_f32(lse + int64(row + 8 * r) * call.lse.row, log_sum)
 
     start_rows, clear_rows = unrolled(ROWS, start_row), make_clear(ROWS)
     clear_scores, clear_acc = make_clear(S_SIZE), make_clear(ACC_SIZE)
-    store_pairs, finish_rows = unrolled(VALUE_TILES, store_pair), unrolled(ROWS, finish_one)
+    finish_rows = unrolled(ROWS, finish_one)
+    write = make_write(M_TILES, VALUE_WIDTH, BQ, THREADS, config.out_dtype, config.staged, config.turing)
 
     @device
     def warp_rows(tile):
@@ -218,6 +205,7 @@ def make_forward(config: ForwardConfig):
         factor = LOG2_E if GENERAL else float32(call.scale) * LOG2_E
         if DROPOUT:
             draw = load_draw(call, place)
+            bits = cuda.local.array(BITS_SIZE, uint32)
 
         tile = int32(lo)
         stage = int32(0)
@@ -243,13 +231,14 @@ def make_forward(config: ForwardConfig):
                 row = int32(warp_row + ((thread & 31) >> 2))
                 first_key = int32(tile_key + 2 * (thread & 3))
                 if GENERAL:
-                    apply_score(s, call, place, segment, row, first_key)
+                    apply_score(s, s, call, place, segment, row, first_key)
                 if not (warp_row + WARP_ROWS - 1 + segment.first <= tile_key and tile_key + BK <= segment.k_length
                         and tile_key + BK - 1 <= warp_row + segment.last):
                     hide(s, segment, row, first_key)
                 softmax_step(s, acc, top, total, factor)
                 if DROPOUT:
-                    drop(s, draw, row, first_key)
+                    keep(bits, draw, row, first_key)
+                    drop(s, bits, ONE)
                 pack_weights(s, p)
                 multiply_values(acc, p, base + stage + K_BYTES + lane_down(ptx.thread_index()))
             stage = int32(STAGE_BYTES - stage)
@@ -268,17 +257,10 @@ def make_forward(config: ForwardConfig):
         if ASYNC:
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
-        finish_rows(acc, top, total, call, q_length, row, block_row, sink, base, out, lse)
-        if STAGED:
-            cuda.syncthreads()
-            words = cuda.local.array(4, uint32)
-            for i in range(STORE_ROUNDS):
-                at = (thread >> 3) + i * STORE_ROWS
-                for chunk in range(0, VALUE_CHUNKS, CHUNKS):
-                    c = chunk + (thread & 7)
-                    if block_row + at < q_length and 8 * c < call.value_dim:
-                        ptx.ld_shared_v4_b32(words, 0, base + chunk_place(at, c, BQ))
-                        ptx.st_global_v4_b32(out + int64(block_row + at) * call.out.row + 16 * int64(c), words, 0)
+        factors = cuda.local.array(ROWS, float32)
+        finish_rows(top, total, factors, call, q_length, row, sink, lse)
+        write(acc, factors, base, row - block_row, out + int64(block_row) * call.out.row, call.out.row, call.out.column,
+              q_length - block_row, call.value_dim)
 
     return forward
 

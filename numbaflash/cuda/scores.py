@@ -3,9 +3,10 @@
 The stages are those of `numbaflash.score`.  A kernel has the code of all of them or of none (`Scoring.general`); in
 the first case each is a branch at run time, alike for all threads, so that calls with options share one kernel.
 
-Rows of a fragment are queries and columns keys (see `fragments`); a lane's rows are ``row + 16 i + 8 h``, its
-columns ``key + 8 j + e``.
+Rows of a result are queries and columns keys, or (transposed) the other way round; a lane's rows are ``8 n`` and
+its columns ``8 (n // 2) + n % 2`` behind its first one (see `fragments`).
 """
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ ZERO = np.float32(0)
 ONE = np.float32(1)
 TWO = np.float32(2)
 TWO_LOG2_E = np.float32(2 / np.log(2))
-LOW, HALF, ONE_BIT, EIGHT = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1), np.uint64(8)
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+ZERO_BITS, ONE_BIT = np.uint64(0), np.uint64(1)
 DROPOUTS = ("", "block", "element")
 """No dropout; one Philox block for a lane's four numbers of a fragment (rows counted from a multiple of 16, keys from
 an even number); one per number."""
@@ -91,77 +93,125 @@ LOAD_FLOAT = {"float16": _load_float16, "bfloat16": _load_bfloat16, "float32": _
 """By dtype: one number of global memory as a float32."""
 
 
-def make_apply_score(m_tiles: int, n_tiles: int, scoring: Scoring):
-    """``apply_score(s, call, place, segment, row, key)``: products become scores in natural units; masked ones -inf.
+class Lanes(NamedTuple):
+    """Where a lane's numbers of a result stand, in offsets from its first query and its first key.
 
-    Rows and keys that do not exist get the score of the last one, for others to hide.
+    `query(n)` and `key(n)` are device functions of numbers ``n < queries`` and ``n < keys``, `at(q, k)` is where
+    the pair stands in the local array.
     """
-    load_bias = LOAD_FLOAT[scoring.bias]
 
-    def scale_one(x, s, scale):
-        s[x] = s[x] * scale
+    queries: int
+    keys: int
+    query: Callable
+    key: Callable
+    at: Callable
 
-    def cap_one(x, s, cap, inverse):
-        s[x] = cap * tanh(s[x] * inverse)
 
-    def bias_one(c, s, at, address, stride, key, last):
-        x = at + 4 * (c // 2) + c % 2
-        s[x] = s[x] + load_bias(address + int64(min(key + 8 * (c // 2) + c % 2, last)) * stride)
-
-    def bias_row(r, s, call, place, segment, row, key):
-        address = pair_row(call.bias, place, min(row + 8 * r, segment.q_length - 1))
-        bias_columns(s, 4 * (r // 2) * n_tiles + 2 * (r % 2), address, call.bias.column, key, segment.k_length - 1)
-
-    def alibi_one(n, s, slope, distance):
-        r, c = n // (2 * n_tiles), n % (2 * n_tiles)
-        x = 4 * ((r // 2) * n_tiles + c // 2) + 2 * (r % 2) + c % 2
-        s[x] = s[x] - slope * abs(float32(int32(distance + 8 * r - (8 * (c // 2) + c % 2))))
-
-    def mask_one(c, s, at, address, stride, key, last):
-        x = at + 4 * (c // 2) + c % 2
-        seen = ptx.ld_global_nc_u8(address + int64(min(key + 8 * (c // 2) + c % 2, last)) * stride)
-        s[x] = s[x] if seen != 0 else -INFINITY
-
-    def mask_row(r, s, call, place, segment, row, key):
-        address = pair_row(call.mask, place, min(row + 8 * r, segment.q_length - 1))
-        mask_columns(s, 4 * (r // 2) * n_tiles + 2 * (r % 2), address, call.mask.column, key, segment.k_length - 1)
-
-    size = 4 * m_tiles * n_tiles
-    scale_all, cap_all, alibi_all = unrolled(size, scale_one), unrolled(size, cap_one), unrolled(size, alibi_one)
-    bias_columns, mask_columns = unrolled(2 * n_tiles, bias_one), unrolled(2 * n_tiles, mask_one)
-    bias_rows, mask_rows = unrolled(2 * m_tiles, bias_row), unrolled(2 * m_tiles, mask_row)
+def make_lanes(m_tiles: int, n_tiles: int, transposed: bool = False) -> Lanes:
+    """`Lanes` of a result whose rows are queries and columns keys, or (transposed) the other way round."""
 
     @device
-    def apply_score(s, call, place, segment, row, key):
-        scale_all(s, float32(call.scale))
+    def row(n):
+        return 8 * n
+
+    @device
+    def column(n):
+        return 8 * (n // 2) + n % 2
+
+    @device
+    def at(r, c):
+        return 4 * ((r // 2) * n_tiles + c // 2) + 2 * (r % 2) + c % 2
+
+    @device
+    def at_transposed(c, r):
+        return 4 * ((r // 2) * n_tiles + c // 2) + 2 * (r % 2) + c % 2
+
+    if transposed:
+        return Lanes(2 * n_tiles, 2 * m_tiles, column, row, at_transposed)
+    return Lanes(2 * m_tiles, 2 * n_tiles, row, column, at)
+
+
+def make_apply_score(lanes: Lanes, scoring: Scoring, derivative: bool = False):
+    """``apply_score(s, slope, call, place, segment, query, key)``: products become scores in natural units.
+
+    Masked scores become -inf.  Pairs that do not exist get the score of the last one, for others to hide.  Where
+    asked for, `slope` receives the derivative of each score by the scaled product.
+    """
+    load_bias = LOAD_FLOAT[scoring.bias]
+    queries, keys, query_of, key_of, at = lanes
+
+    def scale_one(x, s, slope, scale):
+        s[x] = s[x] * scale
+        if derivative:
+            slope[x] = ONE
+
+    def cap_one(x, s, slope, cap, inverse):
+        t = tanh(s[x] * inverse)
+        s[x] = cap * t
+        if derivative:
+            slope[x] = (ONE - t) * (ONE + t)
+
+    def bias_one(k, s, q, address, stride, key, last):
+        x = at(q, k)
+        s[x] = s[x] + load_bias(address + int64(min(key + key_of(k), last)) * stride)
+
+    def bias_query(q, s, call, place, segment, query, key):
+        address = pair_row(call.bias, place, min(query + query_of(q), segment.q_length - 1))
+        bias_keys(s, q, address, call.bias.column, key, segment.k_length - 1)
+
+    def alibi_one(k, s, q, penalty, distance):
+        x = at(q, k)
+        s[x] = s[x] - penalty * abs(float32(int32(distance + query_of(q) - key_of(k))))
+
+    def alibi_query(q, s, penalty, distance):
+        alibi_keys(s, q, penalty, distance)
+
+    def mask_one(k, s, q, address, stride, key, last):
+        x = at(q, k)
+        seen = ptx.ld_global_nc_u8(address + int64(min(key + key_of(k), last)) * stride)
+        s[x] = s[x] if seen != 0 else -INFINITY
+
+    def mask_query(q, s, call, place, segment, query, key):
+        address = pair_row(call.mask, place, min(query + query_of(q), segment.q_length - 1))
+        mask_keys(s, q, address, call.mask.column, key, segment.k_length - 1)
+
+    scale_all, cap_all = unrolled(queries * keys, scale_one), unrolled(queries * keys, cap_one)
+    bias_keys, alibi_keys, mask_keys = unrolled(keys, bias_one), unrolled(keys, alibi_one), unrolled(keys, mask_one)
+    bias_all, alibi_all = unrolled(queries, bias_query), unrolled(queries, alibi_query)
+    mask_all = unrolled(queries, mask_query)
+
+    @device
+    def apply_score(s, slope, call, place, segment, query, key):
+        scale_all(s, slope, float32(call.scale))
         if call.softcap > 0.0:
-            cap_all(s, float32(call.softcap), float32(1.0 / call.softcap))
+            cap_all(s, slope, float32(call.softcap), float32(1.0 / call.softcap))
         if call.bias.pointer != 0:
-            bias_rows(s, call, place, segment, row, key)
+            bias_all(s, call, place, segment, query, key)
         if call.slopes.pointer != 0:
-            slope = float32(ptx.ld_global_nc_f64(pair_row(call.slopes, place, 0)))
-            alibi_all(s, slope, row + segment.offset - key)
+            penalty = float32(ptx.ld_global_nc_f64(pair_row(call.slopes, place, 0)))
+            alibi_all(s, penalty, query + segment.offset - key)
         if call.mask.pointer != 0:
-            mask_rows(s, call, place, segment, row, key)
+            mask_all(s, call, place, segment, query, key)
     return apply_score
 
 
-def make_hide(m_tiles: int, n_tiles: int):
-    """``hide(s, segment, row, key)``: -inf for what the band hides and for keys that do not exist."""
+def make_hide(lanes: Lanes):
+    """``hide(s, segment, query, key)``: -inf for what the band hides, and for pairs that do not exist."""
+    queries, keys, query_of, key_of, at = lanes
 
-    def hide_one(c, s, at, first, last):
-        x = at + 4 * (c // 2) + c % 2
-        ahead = int32(8 * (c // 2) + c % 2)
+    def hide_one(k, s, q, first, last):
+        x = at(q, k)
+        ahead = int32(key_of(k))
         s[x] = s[x] if first <= ahead and ahead <= last else -INFINITY
 
-    def hide_row(r, s, segment, row, key):
-        at = row + 8 * r
-        first = int32(at + segment.first - key)
-        last = int32(min(at + segment.last, segment.k_length - 1) - key)
-        hide_columns(s, 4 * (r // 2) * n_tiles + 2 * (r % 2), first, last)
+    def hide_query(q, s, segment, query, key):
+        row = query + query_of(q)
+        first = int32(row + segment.first - key)
+        last = int32(min(row + segment.last, segment.k_length - 1) - key)
+        hide_keys(s, q, first, last if row < segment.q_length else int32(-1))
 
-    hide_columns = unrolled(2 * n_tiles, hide_one)
-    return unrolled(2 * m_tiles, hide_row)
+    hide_keys = unrolled(keys, hide_one)
+    return unrolled(queries, hide_query)
 
 
 # --- dropout ----------------------------------------------------------------------------------------------
@@ -187,26 +237,74 @@ def load_draw(call, place):
     )
 
 
-def make_drop(m_tiles: int, n_tiles: int, mode: str):
-    """``drop(p, draw, row, key)``: zeros where the pattern drops a pair."""
-    block = mode == "block"
+def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
+    """``keep(bits, draw, query, key)``: which pairs the pattern keeps; bit ``x % 32`` of word ``x // 32`` for number x.
 
-    def drop_fragment(n, p, draw, row, key):
-        x = 4 * n
-        query = uint64(int64(row) + 16 * (n // n_tiles) + draw.row)
-        first = uint64(int64(key) + 8 * (n % n_tiles) + draw.key)
-        if block:
-            w0, w1, w2, w3 = philox(query & LOW, first >> ONE_BIT, draw.head, draw.sequence, draw.seed & LOW,
-                                    draw.seed >> HALF)
-        else:
-            below, after = query + EIGHT, first + ONE_BIT
-            w0 = dropout_word(draw.seed, draw.sequence, draw.head, query, first)
-            w1 = dropout_word(draw.seed, draw.sequence, draw.head, query, after)
-            w2 = dropout_word(draw.seed, draw.sequence, draw.head, below, first)
-            w3 = dropout_word(draw.seed, draw.sequence, draw.head, below, after)
-        p[x] = p[x] if w0 >= draw.threshold else ZERO
-        p[x + 1] = p[x + 1] if w1 >= draw.threshold else ZERO
-        p[x + 2] = p[x + 2] if w2 >= draw.threshold else ZERO
-        p[x + 3] = p[x + 3] if w3 >= draw.threshold else ZERO
+    `query` and `key` are those of the lane's first number.
+    """
+    queries, keys, query_of, key_of, at = make_lanes(m_tiles, n_tiles, transposed)
+    PAIRS, HALVES = n_tiles // 2, 2 * m_tiles
 
-    return unrolled(m_tiles * n_tiles, drop_fragment)
+    @device
+    def put(bits, x, word, threshold):
+        if word >= threshold:
+            bits[x // 32] |= uint32(1) << uint32(x % 32)
+
+    def clear_word(w, bits):
+        bits[w] = uint32(0)
+
+    def keep_fragment(n, bits, draw, query, key):
+        i, j = n // n_tiles, n % n_tiles
+        first = uint64(int64(query) + 16 * i + draw.row)
+        w0, w1, w2, w3 = philox(first & LOW, uint64(int64(key) + 8 * j + draw.key) >> ONE_BIT, draw.head, draw.sequence,
+                                draw.seed & LOW, draw.seed >> HALF)
+        put(bits, 4 * n, w0, draw.threshold)
+        put(bits, 4 * n + 1, w1, draw.threshold)
+        put(bits, 4 * n + 2, w2, draw.threshold)
+        put(bits, 4 * n + 3, w3, draw.threshold)
+
+    def keep_columns(n, bits, draw, query, key):
+        """Of a key and of 16 queries, those that this lane holds: two column tiles, in each the one that is e-th."""
+        e, pair, r = n % 2, n // 2 % PAIRS, n // (2 * PAIRS)
+        j = uint64(int64(key) + 8 * r + draw.key)
+        w0, w1, w2, w3 = philox(uint64(int64(query) + 16 * pair + e + draw.row) & LOW, j >> ONE_BIT, draw.head,
+                                draw.sequence, draw.seed & LOW, draw.seed >> HALF)
+        odd = j & ONE_BIT != ZERO_BITS
+        x = at(4 * pair + e, r)
+        put(bits, x, w1 if odd else w0, draw.threshold)
+        put(bits, x + 4, w3 if odd else w2, draw.threshold)
+
+    def keep_one(n, bits, draw, query, key):
+        q, k = n // keys, n % keys
+        i = uint64(int64(query) + query_of(q) + draw.row)
+        j = uint64(int64(key) + key_of(k) + draw.key)
+        put(bits, at(q, k), dropout_word(draw.seed, draw.sequence, draw.head, i, j), draw.threshold)
+
+    clear = unrolled(-(-queries * keys // 32), clear_word)
+    if mode != "block":
+        draw_all = unrolled(queries * keys, keep_one)
+    elif transposed:
+        draw_all = unrolled(2 * PAIRS * HALVES, keep_columns)
+    else:
+        draw_all = unrolled(m_tiles * n_tiles, keep_fragment)
+
+    @device
+    def keep(bits, draw, query, key):
+        clear(bits)
+        draw_all(bits, draw, query, key)
+    return keep
+
+
+@device
+def kept(bits, x):
+    """True where number x is kept."""
+    return (bits[x // 32] >> uint32(x % 32)) & uint32(1) != uint32(0)
+
+
+def make_drop(size: int):
+    """``drop(p, bits, factor)``: what is not kept becomes 0, what is kept is multiplied."""
+
+    def drop_one(x, p, bits, factor):
+        p[x] = p[x] * factor if kept(bits, x) else ZERO
+
+    return unrolled(size, drop_one)

@@ -1,0 +1,56 @@
+"""Accumulators to global memory: rounded once, and by whole 16-byte chunks where rows allow it."""
+from numba import cuda, int64, uint32
+
+from numbaflash.cuda import ptx
+from numbaflash.cuda.fragments import matrix_instructions
+from numbaflash.cuda.panels import CHUNKS, chunk_place
+from numbaflash.cuda.stores import STORE_FLOAT
+from numbaflash.cuda.tiles import device
+from numbaflash.cuda.unroll import unrolled
+
+
+def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, staged: bool, turing: bool = False):
+    """``write(acc, factors, tile, own, target, row_stride, column_stride, count, columns)`` for all threads of a block.
+
+    The rows of an accumulator, times the lane's factor of each row, go to `count` rows and `columns` columns of
+    global memory from address `target` on.  `own` is the lane's first row.  Staged results pass through `height` rows
+    of panels at shared address `tile`, which nobody reads any more; needs 16-byte aligned rows of whole chunks.
+    """
+    N_TILES, WIDTH_CHUNKS = width // 8, width // 8
+    ROWS, ROUNDS = threads // CHUNKS, height * CHUNKS // threads
+    store_float = STORE_FLOAT[dtype]
+    _, pack = matrix_instructions(dtype if staged else "float16", turing)
+
+    def write_pair(j, acc, factor, r, tile, own, exists, address, column_stride, columns):
+        x = 4 * ((r // 2) * N_TILES + j) + 2 * (r % 2)
+        quad = ptx.thread_index() & 3
+        if staged:
+            ptx.st_shared_b32(tile + chunk_place(own, j, height) + 4 * quad, pack(acc[x] * factor, acc[x + 1] * factor))
+        elif exists:
+            c = 8 * j + 2 * quad
+            if c < columns:
+                store_float(address + int64(c) * column_stride, acc[x] * factor)
+            if c + 1 < columns:
+                store_float(address + int64(c + 1) * column_stride, acc[x + 1] * factor)
+
+    def write_row(r, acc, factors, tile, own, target, row_stride, column_stride, count, columns):
+        at = own + 8 * r
+        write_pairs(acc, factors[r], r, tile, at, at < count, target + int64(at) * row_stride, column_stride, columns)
+
+    write_pairs, write_rows = unrolled(N_TILES, write_pair), unrolled(2 * m_tiles, write_row)
+
+    @device
+    def write(acc, factors, tile, own, target, row_stride, column_stride, count, columns):
+        write_rows(acc, factors, tile, own, target, row_stride, column_stride, count, columns)
+        if staged:
+            cuda.syncthreads()
+            words = cuda.local.array(4, uint32)
+            thread = ptx.thread_index()
+            for i in range(ROUNDS):
+                row = (thread >> 3) + i * ROWS
+                for first in range(0, WIDTH_CHUNKS, CHUNKS):
+                    chunk = first + (thread & 7)
+                    if row < count and 8 * chunk < columns:
+                        ptx.ld_shared_v4_b32(words, 0, tile + chunk_place(row, chunk, height))
+                        ptx.st_global_v4_b32(target + int64(row) * row_stride + 16 * int64(chunk), words, 0)
+    return write
