@@ -16,8 +16,7 @@ from numba.core import types
 
 PACKAGE = __name__.partition(".")[0]
 TRUSTED = {PACKAGE, "numba", "numba_cuda", "llvmlite", "numpy", "math", "operator", "builtins", "cuda"}
-CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.generic, np.dtype,
-             types.Type)
+CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.dtype, types.Type)
 IMPORTED = time.time()
 
 
@@ -85,14 +84,14 @@ def function_digest(function: object, lines: bool = False) -> str:
 
 def _describe(value: object, lines: bool, seen: dict) -> str:
     """A string that differs wherever compiled code could."""
+    if isinstance(value, (np.ndarray, np.generic)):             # before float, which np.float64 is
+        return digest(type(value).__name__, value.dtype, value.shape, value.tobytes().hex())
     if isinstance(value, CONSTANTS):
         return f"{type(value).__module__}.{type(value).__qualname__}:{value!r}"
     if isinstance(value, (tuple, list, frozenset)):
         items = [_describe(item, lines, seen) for item in value]
         items = sorted(items) if isinstance(value, frozenset) else items
         return digest(type(value).__qualname__, getattr(value, "_fields", ""), *items)
-    if isinstance(value, np.ndarray):
-        return digest("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
     if isinstance(value, dict):
         return digest("dict", *(_describe(item, lines, seen) for pair in value.items() for item in pair))
     if isinstance(value, (python_types.ModuleType, type)):
