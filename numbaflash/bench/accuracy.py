@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     tokens = arguments.tokens or (256 if arguments.quick else 2048)
     seeds = arguments.seeds or (1 if arguments.quick else 5)
     # Folding heads into rows is for decoding.
-    peers = [peer for peer in find(arguments.peers, arguments.avx2) if peer.name != "torch folded"]
+    peers = [peer for peer in find(arguments.peers, arguments.avx2) if peer.name != "torch-folded"]
     print(
         f"\n{tokens} tokens, {arguments.heads} heads of {arguments.head_dim}, normal inputs; largest error / "
         f"mean square, medians of {seeds} inputs\n"

@@ -105,7 +105,7 @@ CASES = (
         n_k=8192,
         head_dim=128,
         passes=ONLY_FORWARD,
-        floors={(FORWARD, "torch"): 4.0, (FORWARD, "torch folded"): 1.8},
+        floors={(FORWARD, "torch"): 4.0, (FORWARD, "torch-folded"): 1.8},
     ),
     Case(
         "decode-bfloat16",
@@ -116,7 +116,7 @@ CASES = (
         head_dim=128,
         dtype="bfloat16",
         passes=ONLY_FORWARD,
-        floors={(FORWARD, "torch folded"): 2.2},
+        floors={(FORWARD, "torch-folded"): 2.2},
     ),
 )
 QUICK = ("n1024-d64-causal", "batch8-n64-d32", "decode-float32")

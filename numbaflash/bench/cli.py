@@ -14,7 +14,7 @@ EPILOG = """\
 examples:
   bench.py cpu                                      every case, every peer that is installed
   bench.py cpu 'n4096*' --peers torch --runs 3      some cases beside torch, three times
-  bench.py cpu --avx2 --threads 2 --peers torch --runs 3 --check   the project's floors
+  bench.py cpu --avx2 --threads 2 --peers torch,torch-folded --runs 3 --check    the project's floors
   bench.py accuracy --json accuracy.json            errors of every dtype, kept in a file
   bench.py memory --plot memory.png                 peak memory against length, as a picture
 

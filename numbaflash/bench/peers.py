@@ -149,7 +149,7 @@ class Torch(Peer):
 class TorchFolded(Torch):
     """SDPA with the query heads of a group laid out as rows of one head: the trick for decoding."""
 
-    name = "torch folded"
+    name = "torch-folded"
 
     def prepare(self, case: Case, inputs: Inputs, which: str) -> Callable[[], Any]:
         group = case.heads // case.full_kv_heads

@@ -11,7 +11,7 @@ BLUE, ORANGE, GREEN, GREY = "#2a6fbb", "#d9822b", "#3a8f5c", "#8a8a8a"
 COLOURS = {
     "numbaflash": BLUE,
     "torch": ORANGE,
-    "torch folded": "#b5541c",
+    "torch-folded": "#b5541c",
     "jax": GREEN,
     "onnxruntime": "#7b5ea7",
     "numpy": GREY,
