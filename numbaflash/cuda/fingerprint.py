@@ -118,8 +118,9 @@ def _describe_function(function, lines, seen) -> str:
     captured = [_describe(item, lines, seen)
                 for item in (function.__defaults__, function.__kwdefaults__, *cells)]
     top = (function.__module__ or "").partition(".")[0]
-    if top in TRUSTED:
-        where = function.__code__.co_firstlineno        # two closures of one name are told apart
+    module = sys.modules.get(function.__module__)
+    if top in TRUSTED and function.__globals__ is vars(module):     # a copy may name other globals
+        where = function.__code__.co_firstlineno                    # two closures of one name
         return digest("function", function.__module__, function.__qualname__, where, *captured)
     code = function.__code__
     named = [f"{name}={_describe(function.__globals__[name], lines, seen)}"

@@ -1,7 +1,9 @@
 """Digests of functions: the same in every process, different for different code."""
+import builtins
 import math
 import stat
 from collections import namedtuple
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from numba import cuda, float32, types
 
 from numbaflash.cuda import fingerprint, ptx
 from numbaflash.cuda.forward_sm80 import ForwardConfig, make_forward
+from numbaflash.visibility import tile_range
 
 CONFIG = namedtuple("CONFIG", "factor")
 GLOBAL_FACTOR = 2.0
@@ -64,6 +67,17 @@ def test_globals_that_the_function_names_count(monkeypatch):
     before = digest(kernel)
     monkeypatch.setitem(globals(), "GLOBAL_FACTOR", 3.0)
     assert digest(kernel) != before
+
+
+def test_a_copy_of_a_package_function_with_other_globals_is_another_function():
+    def copy(**names):
+        other = FunctionType(tile_range.__code__, {**tile_range.__globals__, **names}, "tile_range")
+        other.__module__, other.__qualname__ = tile_range.__module__, tile_range.__qualname__
+        return other
+
+    name = next(name for name in tile_range.__code__.co_names if name in tile_range.__globals__
+                or hasattr(builtins, name))
+    assert digest(copy()) == digest(copy()) != digest(copy(**{name: 1}))
 
 
 def test_options_of_a_dispatcher_count():
