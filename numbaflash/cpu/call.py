@@ -69,7 +69,7 @@ class Integers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The floating numbers of a call: ``q_factor`` scales Q, ``unit`` turns scores into powers of two."""
+    """The floating numbers of a call: ``q_factor`` scales Q, ``unit`` scales scores."""
 
     q_factor: float
     unit: float

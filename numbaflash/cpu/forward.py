@@ -17,12 +17,12 @@ from .call import Integers, Numbers, Plan, make_call
 from .compile import Static
 from .config import forward_tiles, vector_static
 from .lanes import LANE_TABLES
-from .simd import LOG2_E
 from .softmax import STATE_PANELS
 from .storage import CODES, FLOAT64
 from .threads import get_num_threads, run
 
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
+_SMALLEST_UNIT = 2.0**-100  # -inf times a unit that rounds to 0 would be NaN
 
 
 class Jobs(NamedTuple):
@@ -139,9 +139,9 @@ def _make_call(
     problem: Problem, plan: Plan, jobs: Jobs, job_count: int, out: np.ndarray, lse: np.ndarray
 ) -> np.ndarray:
     score, dropout, mask = problem.score, problem.dropout, problem.mask
-    # Stages work on scores in natural units; without any, only the sign of the scale has to reach Q.
+    # Stages work on scores in natural units; without any, only the sign of a scale has to reach Q.
     q_factor, unit = problem.scale, 1.0
-    if q_factor and not is_general(problem):
+    if _SMALLEST_UNIT < abs(q_factor) < 1 / _SMALLEST_UNIT and not is_general(problem):
         q_factor, unit = math.copysign(1.0, q_factor), abs(q_factor)
     return make_call(
         (problem.q, problem.k, problem.v, out, lse, score.bias, mask, score.alibi, problem.sinks, problem.segments,
@@ -156,7 +156,7 @@ def _make_call(
             threshold=-1 if dropout is None else threshold(dropout.p),
         ),
         Numbers(
-            q_factor=q_factor, unit=unit * LOG2_E, softcap=score.softcap or 0.0,
+            q_factor=q_factor, unit=unit, softcap=score.softcap or 0.0,
             keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
         ),
     )

@@ -120,6 +120,10 @@ class Lanes:
         zeros = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(one, undefined, zeros)
 
+    def splat_number(self, number: Value) -> Value:
+        """A float64 in all lanes, rounded to the dtype of the lanes."""
+        return self.splat(number if self.bits == 64 else self.builder.fptrunc(number, self.scalar))
+
     def broadcast(self, pointer: Value) -> Value:
         """One number of memory in all lanes."""
         return self.splat(self.load(pointer, self.scalar))
@@ -164,17 +168,21 @@ class Lanes:
             total = self.fma(total, x, self.constant(coefficient))
         return total
 
-    def exp2(self, x: Value) -> Value:
-        """2**x for x <= 0 (up to 100, say): 0 below the normal numbers and at -inf, NaN at NaN."""
+    def exp2(self, x: Value, unit: Value | None = None) -> Value:
+        """2**(x * unit) for x <= 0 (up to 100, say): 0 below the normal numbers and at -inf, NaN at NaN.
+
+        A unit costs nothing: it enters through two multiply-adds in place of an addition and a subtraction.
+        """
         b, bits = self.builder, self.bits
         magic = self.constant(EXP2_ROUND[bits])
-        rounded = b.fadd(x, magic)
-        fraction = b.fsub(x, b.fsub(rounded, magic))
+        rounded = b.fadd(x, magic) if unit is None else self.fma(x, unit, magic)
+        whole = b.fsub(rounded, magic)
+        fraction = b.fsub(x, whole) if unit is None else self.fma(x, unit, b.fneg(whole))
         power = self.polynomial(EXP2_COEFFICIENTS[bits], fraction)
         # A product with the power of two, not a sum of exponents: NaN stays NaN whatever its payload.
         shifted = b.shl(b.bitcast(rounded, self.integers), self.integer_constant(MANTISSA[bits]))
         result = b.fmul(power, b.bitcast(shifted, self.vector))
-        normal = b.fcmp_unordered(">=", x, self.constant(EXP2_LOWEST[bits]))
+        normal = b.fcmp_unordered(">=", rounded, self.constant(EXP2_ROUND[bits] + EXP2_LOWEST[bits]))
         return b.select(normal, result, self.constant(0.0))
 
     def tanh(self, x: Value) -> Value:

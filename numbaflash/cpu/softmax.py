@@ -4,40 +4,33 @@ A panel's state is four panels of numbers, one per lane: the maximum before and 
 and the factor alpha = exp(old maximum - new maximum) for what was summed so far. A lane that has seen no key has
 maximum -inf and sum 0; exponents are then taken from 0, so that nothing becomes NaN.
 
-Scores come in a unit of the caller's choice: ``unit > 0`` times log2(e), folded into one number, turns them into
-powers of two in the one multiply-add that subtracts the maximum. So Q need not be scaled, which keeps the products of
-half-precision numbers exact.
+Scores come in a unit of the caller's choice: ``unit > 0`` times a score is a natural logarithm. The unit, times
+log2(e), enters after the maximum is subtracted, where it costs nothing: so Q need not be scaled, which keeps the
+products of half-precision numbers exact, and huge scores cannot overflow.
 """
 
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .compile import Static
 from .simd import INFINITY, LN_2, LOG2_E, Lanes, Value, typed
 
 OLD_MAX, NEW_MAX, SUM, ALPHA = range(4)
 STATE_PANELS = 4
 
 
-def _reference(x: Lanes, unit: Value, maximum: Value) -> Value:
-    """The exponent that is subtracted, in powers of two."""
-    empty = x.builder.fcmp_ordered("==", maximum, x.constant(-INFINITY))
-    return x.builder.fmul(x.builder.select(empty, x.constant(0.0), maximum), unit)
-
-
-def _alpha(x: Lanes, unit: Value, old: Value, reference: Value) -> Value:
-    """Factor of what was summed before the maximum grew; 0 where nothing was."""
-    unseen = x.builder.fcmp_ordered("==", old, x.constant(-INFINITY))
-    alpha = x.exp2(x.builder.fsub(_reference(x, unit, old), reference))
-    return x.builder.select(unseen, x.constant(0.0), alpha)
+def _reference(x: Lanes, maximum: Value) -> Value:
+    """What is subtracted from scores: the maximum, or 0 where no key was seen."""
+    unseen = x.builder.fcmp_ordered("==", maximum, x.constant(-INFINITY))
+    return x.builder.select(unseen, x.constant(0.0), maximum)
 
 
 def _weight(x: Lanes, unit: Value, score: Value, reference: Value) -> Value:
-    return x.exp2(x.fma(score, unit, x.builder.fneg(reference)))
+    return x.exp2(x.builder.fsub(score, reference), unit)
 
 
-def _number(static: Static) -> types.Type:
-    return types.float32 if static["bits"] == 32 else types.float64
+def _in_powers_of_two(x: Lanes, unit: Value) -> Value:
+    return x.splat_number(x.builder.fmul(unit, ir.Constant(unit.type, LOG2_E)))
 
 
 @intrinsic
@@ -48,7 +41,7 @@ def softmax(typing_context, static, scores, count, state, unit):
         x = Lanes(context, builder, static)
         b = builder
         _, scores, count, state, unit = arguments
-        scores, state, unit = x.pointer(scores), x.pointer(state), x.splat(unit)
+        scores, state, unit = x.pointer(scores), x.pointer(state), _in_powers_of_two(x, unit)
         width = static["panel"] * x.size
         vectors = range(static["vectors"])
 
@@ -58,8 +51,8 @@ def softmax(typing_context, static, scores, count, state, unit):
         references, alphas = [], []
         for j in vectors:
             old, new = x.load(slot(OLD_MAX, j)), x.load(slot(NEW_MAX, j))
-            references.append(_reference(x, unit, new))
-            alphas.append(_alpha(x, unit, old, references[j]))
+            references.append(_reference(x, new))
+            alphas.append(_weight(x, unit, old, references[j]))
             x.store(alphas[j], slot(ALPHA, j))
             x.store(new, slot(OLD_MAX, j))
 
@@ -78,7 +71,7 @@ def softmax(typing_context, static, scores, count, state, unit):
             x.store(x.fma(x.load(slot(SUM, j)), alphas[j], sums[j]), slot(SUM, j))
         return context.get_dummy_value()
 
-    return typed(types.void, static, scores, count, state, _number(static)), generate
+    return typed(types.void, static, scores, count, state, types.float64), generate
 
 
 @intrinsic
@@ -127,23 +120,23 @@ def add_sink(typing_context, static, state, sinks, unit):
         x = Lanes(context, builder, static)
         b = builder
         _, state, sinks, unit = arguments
-        state, sinks, unit = x.pointer(state), x.pointer(sinks), x.splat(unit)
+        state, sinks = x.pointer(state), x.pointer(sinks)
         width = static["panel"] * x.size
-        to_unit = b.fdiv(x.constant(LOG2_E), unit)
+        natural, unit = x.splat_number(unit), _in_powers_of_two(x, unit)
 
         for j in range(static["vectors"]):
             at = [x.at(state, which * width + j * x.bytes) for which in range(STATE_PANELS)]
-            sink = b.fmul(x.load(x.at(sinks, j * x.bytes)), to_unit)
+            sink = b.fdiv(x.load(x.at(sinks, j * x.bytes)), natural)
             old = x.load(at[OLD_MAX])
             new = x.maximum(sink, old)
-            reference = _reference(x, unit, new)
-            alpha = _alpha(x, unit, old, reference)
+            reference = _reference(x, new)
+            alpha = _weight(x, unit, old, reference)
             total = x.fma(x.load(at[SUM]), alpha, _weight(x, unit, sink, reference))
             for which, value in ((OLD_MAX, new), (SUM, total), (ALPHA, alpha)):
                 x.store(value, at[which])
         return context.get_dummy_value()
 
-    return typed(types.void, static, state, sinks, _number(static)), generate
+    return typed(types.void, static, state, sinks, types.float64), generate
 
 
 @intrinsic
@@ -155,7 +148,7 @@ def finish_lse(typing_context, static, state, factors, lse, unit):
         b = builder
         _, state, factors, lse, unit = arguments
         state, factors, lse = (x.pointer(address) for address in (state, factors, lse))
-        unit = x.splat(unit)
+        natural = x.splat_number(unit)
         width = static["panel"] * x.size
         for j in range(static["vectors"]):
             at = [x.at(state, which * width + j * x.bytes) for which in range(STATE_PANELS)]
@@ -163,9 +156,9 @@ def finish_lse(typing_context, static, state, factors, lse, unit):
             empty = b.fcmp_ordered("==", total, x.constant(0.0))
             factor = b.select(empty, x.constant(0.0), b.fdiv(x.load(at[ALPHA]), total))
             x.store(factor, x.at(factors, j * x.bytes))
-            reference = _reference(x, unit, x.load(at[OLD_MAX]))
-            log = b.fmul(b.fadd(reference, x.log2(total)), x.constant(LN_2))
+            log = b.fmul(x.log2(total), x.constant(LN_2))
+            log = x.fma(_reference(x, x.load(at[OLD_MAX])), natural, log)
             x.store(b.select(empty, x.constant(-INFINITY), log), x.at(lse, j * x.bytes))
         return context.get_dummy_value()
 
-    return typed(types.void, static, state, factors, lse, _number(static)), generate
+    return typed(types.void, static, state, factors, lse, types.float64), generate
