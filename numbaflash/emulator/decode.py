@@ -52,6 +52,9 @@ class Decoder:
         self.steps = {}
         self._specials = {}
         self.subnormals = Subnormals(machine.function)
+        for instruction in machine.function.instructions:
+            if lookup(instruction) is None:
+                self._unknown(instruction)
         facts = machine.function.facts
         granules = facts["granules"] = facts.get("granules") or _granules(machine.function)
         arena.build(granules["global"])
@@ -262,9 +265,6 @@ class Decoder:
 
     def _build(self, instruction):
         entry = lookup(instruction)
-        if entry is None:
-            raise UnknownInstruction(f"unknown instruction {instruction.opcode}\n  at {place(instruction)}",
-                                     instruction.line, instruction.source)
         try:
             step = entry.build(self, instruction)
         except UnknownInstruction as error:
@@ -276,6 +276,11 @@ class Decoder:
         if entry.control or step is None or instruction.guard is None:
             return step, entry.control
         return self._guarded(step, instruction), False
+
+    @staticmethod
+    def _unknown(instruction):
+        raise UnknownInstruction(f"unknown instruction {instruction.opcode}\n  at {place(instruction)}",
+                                 instruction.line, instruction.source)
 
     def _guarded(self, step, instruction):
         """``@p`` and ``@!p`` (9.3): lanes whose guard is false do nothing."""

@@ -15,7 +15,7 @@ from .races import Clocks
 RUNNING, AT_BARRIER, PARKED, AT_MBARRIER, EXITED = range(5)
 STATES = ("running", "waiting at a barrier", "waiting for the rest of their warp", "waiting at an mbarrier", "exited")
 FAR = 1 << 30
-FAIRNESS = 4096
+FAIRNESS = 1024
 
 
 class Active:
@@ -118,7 +118,7 @@ class Machine:
         self.batch_hooks, self.progress_hooks, self.exit_hooks = [], [], []
         self.parts = {}
         self.decoder = None
-        self.current = None
+        self.turn = -1
 
     # ---- names and errors
     def block_name(self, number):
@@ -210,7 +210,9 @@ class Machine:
             return self.schedule_randomly(running)
         current = int(pcs.min())
         if rotate:
-            current = int(np.random.default_rng(int(pcs.sum())).choice(np.unique(pcs)))
+            places = np.unique(pcs)
+            current = int(places[np.searchsorted(places, self.turn, side="right") % len(places)])
+            self.turn = current
         here = (running | (self.state == PARKED)) & (self.pc == current)
         self.state[here] = RUNNING
         waiting = ((self.state == RUNNING) | (self.state == PARKED)) & ~here

@@ -52,6 +52,8 @@ def immediate(text: str, dtype):
     dtype = np.dtype(dtype)
     if text in ("true", "false"):
         return np.bool_(text == "true")
+    if text == "WARP_SZ":
+        text = "32"
     head = text[:2].lower()
     if head in ("0f", "0d") and len(text) == (10 if head == "0f" else 18):
         bits = int(text[2:], 16)

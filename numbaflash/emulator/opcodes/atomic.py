@@ -6,7 +6,7 @@ import numpy as np
 from .. import rounding
 from ..memory import Access
 from ..registry import opcode
-from ..values import BITS, DTYPES
+from ..values import BITS, DTYPES, type_names
 from .half import HALVES, decoded, encoded
 from .loadstore import in_space, touched, vector_length
 
@@ -65,7 +65,7 @@ def apply(data, index, function, operands, old):
 
 
 def atomic(d, i, out_operand, address, operands):
-    kind = i.parts[-1]
+    kind = type_names(i)[-1]
     dtype = np.dtype("u2") if kind in ("f16", "bf16") else DTYPES[kind]
     count = vector_length(i)
     name, function = operation(i, kind)
