@@ -245,6 +245,9 @@ def scratch_layout(static: Static, block_q: int, block_k: int, head_dim: int, va
         at_dq=block_q * width * size,
         at_column_sum=(block_k + lanes) * size,
         at_rows=8 * (block_k + static["panel"]),
+        at_kept_q=block_q * width * size,
+        at_kept_dout=block_q * value_width * size,
+        at_kept_keys=keys * width * size,
     )
     offsets, total = {}, 64
     for name, length in parts.items():

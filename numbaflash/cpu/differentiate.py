@@ -28,7 +28,7 @@ from ..visibility import tile_range, visible_range
 from .compile import HELPER_OPTIONS, Kernel, helper
 from .gemm import gemm_add, gemm_set
 from .gradient_call import GRADIENT_CALL
-from .gradient_nonfinite import add_visible_products
+from .gradient_nonfinite import add_nonfinite_keys, add_nonfinite_queries, set_aside
 from .gradient_stages import (
     alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors,
 )
@@ -378,8 +378,11 @@ def differentiate_tile(
     # Hidden pairs have weight 0, yet 0 * NaN is NaN: tiles that hold such numbers take a path of their own.
     finite = True
     if edge or call.may_hide:
-        finite = (keys_finite and all_finite(static, q, q_stride, rows, call.head_dim)
+        finite = (all_finite(static, q, q_stride, rows, call.head_dim)
                   and all_finite(static, dout, v_stride, rows, call.value_dim))
+    if not finite:
+        set_aside(static, scratch + call.at_kept_q, q, rows * padded(static, call.head_dim))
+        set_aside(static, scratch + call.at_kept_dout, dout, rows * padded(static, call.value_dim))
 
     block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset, call.left, call.right)
     begins, ends = block == block_high - 1, block == block_low
@@ -395,41 +398,44 @@ def differentiate_tile(
         add_row_sums(static, call, scratch, number, head, tile_row, rows, keys)
     if static.general and call.softcap > 0:
         multiply_tile(static, products, scratch + call.at_derivatives, stride, rows, padded(static, keys))
-    if finite:
-        step = static.rows if edge else call.block_q
-        for i in range(0, rows, step):
-            count = min(step, all_rows - i)
-            low, high = 0, keys
-            if edge:
-                low, _, _, high = visible(first + i, first + min(i + count, rows), k_length, offset, call.left, call.right)
-                low, high = max(low - key, 0), min(high - key, keys)
-            if low < high:
-                multiply_add(wide, narrow, products + i * stride + low * size, stride, size,
-                             scratch + call.at_keys + low * q_stride, dq + i * q_stride, q_stride,
-                             count, high - low, padded(static, call.head_dim))
-    else:
-        add_visible_products(static, call, scratch, segment, number, head, first, rows, key, keys, dq)
+    step = static.rows if edge else call.block_q
+    for i in range(0, rows, step):
+        count = min(step, all_rows - i)
+        low, high = 0, keys
+        if edge:
+            low, _, _, high = visible(first + i, first + min(i + count, rows), k_length, offset,
+                                      call.left, call.right)
+            low, high = max(low - key, 0), min(high - key, keys)
+        if low < high:
+            multiply_add(wide, narrow, products + i * stride + low * size, stride, size,
+                         scratch + call.at_keys + low * q_stride, dq + i * q_stride, q_stride,
+                         count, high - low, padded(static, call.head_dim))
+    if not keys_finite:
+        add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, first + offset, q_stride, dq)
     if ends:
         store_dq(static, call, batch, head, row, dq, rows)
     publish(turn, block_high - block)
 
-    if finite:
-        step = static.rows if edge else call.block_k
-        all_keys = whole_rows(static, keys)
-        for i in range(0, keys, step):
-            count = min(step, all_keys - i)
-            low, high = 0, rows
-            if edge:
-                low, _, _, high = visible(key + i, key + min(i + count, keys), q_length, -offset, call.right, call.left)
-                low, high = max(low - first, 0), min(high - first, rows)
-            if low < high:
-                at = low * stride + i * size
-                multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride,
-                             scratch + call.at_dv + i * v_stride, v_stride, count, high - low,
-                             padded(static, call.value_dim))
-                multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride,
-                             scratch + call.at_dk + i * q_stride, q_stride, count, high - low,
-                             padded(static, call.head_dim))
+    dk, dv = scratch + call.at_dk, scratch + call.at_dv
+    step = static.rows if edge else call.block_k
+    all_keys = whole_rows(static, keys)
+    for i in range(0, keys, step):
+        count = min(step, all_keys - i)
+        low, high = 0, rows
+        if edge:
+            low, _, _, high = visible(key + i, key + min(i + count, keys), q_length, -offset, call.right, call.left)
+            low, high = max(low - first, 0), min(high - first, rows)
+        if low < high:
+            at = low * stride + i * size
+            multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride, dv + i * v_stride, v_stride,
+                         count, high - low, padded(static, call.value_dim))
+            multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride, dk + i * q_stride, q_stride,
+                         count, high - low, padded(static, call.head_dim))
+    if not finite:
+        add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
+                              scratch + call.at_kept_dout, v_stride, call.value_dim, scores, dv)
+        add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
+                              scratch + call.at_kept_q, q_stride, call.head_dim, products, dk)
 
 
 @helper
@@ -468,6 +474,8 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
         load_keys(static, call, scratch, scratch + call.at_v_lanes, v_rows, call.v_n, call.value_dim, call.v_d, keys)
         load_inputs(static, scratch + call.at_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
         finite = all_finite(static, scratch + call.at_keys, k_stride, keys, call.head_dim)
+        if not finite:
+            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys, keys * padded(static, call.head_dim))
         for head in range(kv_head * call.group, (kv_head + 1) * call.group):
             for tile in range(low, high):
                 differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key, keys,

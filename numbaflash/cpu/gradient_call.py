@@ -20,6 +20,7 @@ INTEGERS = (
     "tile_jobs", "job_count", "out_code", "bias_code", "seed", "threshold", "may_hide",
     "scratch_bytes", "at_q", "at_dout", "at_scores", "at_products", "at_derivatives", "at_keep", "at_k_lanes",
     "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
+    "at_kept_q", "at_kept_dout", "at_kept_keys",
 )
 NUMBERS = ("scale", "q_factor", "dk_factor", "softcap", "keep_factor")
 

@@ -1,14 +1,14 @@
 """NaN and infinity among queries, keys or gradients that a pair hides from each other: the slow path of such tiles.
 
-Hidden pairs have weight 0, but 0 times NaN is NaN: here the products leave them out, pair by pair.
+Hidden pairs have weight 0, but 0 times NaN is NaN. So the products are taken with 0 in place of such numbers, which
+leaves all others as they would be, and each of them is then added where its pair is visible.
 """
 
 import numpy as np
 
-from ..segments import Q_OFFSET
 from .compile import helper
 from .nonfinite import bias_at, load_own, store_own
-from .simd import load_i64, load_u8
+from .simd import load_u8
 
 
 @helper
@@ -28,27 +28,47 @@ def pair_visible(static, call, number, head, query, key, position):
 
 
 @helper
-def add_multiple(static, target, factor, source, columns):
-    """``target += factor * source``, rows of adjacent numbers."""
-    for column in range(columns):
-        at = column * static.size
-        store_own(static, target + at, load_own(static, target + at) + factor * load_own(static, source + at))
+def set_aside(static, kept, tile, count):
+    """Copy ``count`` adjacent numbers and put 0 in place of those that are not finite."""
+    for i in range(0, count * static.size, static.size):
+        value = load_own(static, tile + i)
+        store_own(static, kept + i, value)
+        if not np.isfinite(value):
+            store_own(static, tile + i, 0.0)
 
 
 @helper
-def add_visible_products(static, call, scratch, segment, number, head, first, rows, key, keys, dq):
-    """dq, dk and dv of one tile from its (Z *) P and dS, visible pairs only."""
-    size = static.size
-    width = (call.head_dim + static.lanes - 1) // static.lanes * static.lanes * size
-    value_width = (call.value_dim + static.lanes - 1) // static.lanes * static.lanes * size
-    stride = (call.block_k + static.lanes) * size
-    position = first + load_i64(segment + 8 * Q_OFFSET)
+def add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, position, width, dq):
+    """Add ``dS * k`` for each number k of the keys that is not finite, to the queries that see its key."""
+    stride = (call.block_k + static.lanes) * static.size
+    for j in range(keys):
+        for column in range(0, call.head_dim * static.size, static.size):
+            value = load_own(static, scratch + call.at_kept_keys + j * width + column)
+            if np.isfinite(value):
+                continue
+            for i in range(rows):
+                if pair_visible(static, call, number, head, first + i, key + j, position + i):
+                    ds = load_own(static, scratch + call.at_products + i * stride + j * static.size)
+                    at = dq + i * width + column
+                    store_own(static, at, load_own(static, at) + ds * value)
+
+
+@helper
+def add_nonfinite_queries(
+    static, call, scratch, number, head, first, rows, key, keys, position, kept, width, columns, weights, target
+):
+    """Add weight times value for each value of the queries that is not finite, to the keys that its query sees.
+
+    Values are q with weights dS for dk, and dout with weights P for dv.
+    """
+    stride = (call.block_k + static.lanes) * static.size
     for i in range(rows):
-        for j in range(keys):
-            if pair_visible(static, call, number, head, first + i, key + j, position + i):
-                at = i * stride + j * size
-                p, ds = load_own(static, scratch + call.at_scores + at), load_own(static, scratch + call.at_products + at)
-                add_multiple(static, dq + i * width, ds, scratch + call.at_keys + j * width, call.head_dim)
-                add_multiple(static, scratch + call.at_dk + j * width, ds, scratch + call.at_q + i * width, call.head_dim)
-                add_multiple(static, scratch + call.at_dv + j * value_width, p,
-                             scratch + call.at_dout + i * value_width, call.value_dim)
+        for column in range(0, columns * static.size, static.size):
+            value = load_own(static, kept + i * width + column)
+            if np.isfinite(value):
+                continue
+            for j in range(keys):
+                if pair_visible(static, call, number, head, first + i, key + j, position + i):
+                    weight = load_own(static, weights + i * stride + j * static.size)
+                    at = target + j * width + column
+                    store_own(static, at, load_own(static, at) + weight * value)

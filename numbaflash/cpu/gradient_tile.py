@@ -168,7 +168,7 @@ def scale_tile(typing_context, static, tile, row_stride, rows, columns, factor):
 
 @intrinsic
 def multiply_tile(typing_context, static, tile, factors, row_stride, rows, columns):
-    """``tile *= factors``, two tiles of one shape."""
+    """``tile *= factors``, two tiles of one shape, except that 0 stays 0: a hidden pair may have a NaN for a factor."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
@@ -176,7 +176,10 @@ def multiply_tile(typing_context, static, tile, factors, row_stride, rows, colum
 
         def change(_: object, column: Value, offset: Value) -> None:
             at = x.at(x.pointer(tile), offset)
-            x.store(builder.fmul(x.load(at), x.load(x.at(x.pointer(factors), offset))), at)
+            value = x.load(at)
+            product = builder.fmul(value, x.load(x.at(x.pointer(factors), offset)))
+            zero = builder.fcmp_ordered("==", value, x.constant(0.0))
+            x.store(builder.select(zero, value, product), at)
 
         each_vector(x, rows, columns, row_stride, lambda row: None, change)
         return context.get_dummy_value()
