@@ -2,6 +2,7 @@
 import numpy as np
 
 from numbaflash.arrays import Operand, bfloat16, float16
+from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.panels import CHUNK
 from numbaflash.cuda.scores import scoring_of
@@ -30,6 +31,42 @@ FORWARD_GENERAL = {
     256: (4, 1, 32, False, 1),
 }
 """The same where scores have stages or weights are dropped, which take registers of their own."""
+
+
+BACKWARD_KEYS = {
+    # width: (warps, row_tiles, columns, step, resident, parts, blocks)
+    32: (4, 2, 64, 32, False, ("both",), 2),
+    64: (4, 2, 64, 32, False, ("both",), 1),
+    96: (4, 1, 64, 32, False, ("both",), 1),
+    128: (4, 1, 64, 32, False, ("both",), 1),
+    192: (4, 1, 32, 16, False, ("dv", "dk"), 1),
+    256: (4, 1, 16, 16, False, ("dv", "dk"), 1),
+}
+"""dk and dv, within the 99 KB of shared memory that every architecture from sm_86 on has."""
+
+BACKWARD_KEYS_GENERAL = BACKWARD_KEYS | {
+    32: (4, 1, 64, 32, False, ("both",), 1),
+    64: (4, 1, 64, 32, False, ("both",), 1),
+    96: (4, 1, 64, 16, False, ("both",), 1),
+    128: (4, 1, 64, 16, False, ("both",), 1),
+}
+"""The same for scores with stages and for dropout."""
+
+BACKWARD_QUERIES = {
+    32: (4, 2, 64, 32, True, ("both",), 1),
+    64: (4, 2, 64, 32, True, ("both",), 1),
+    96: (4, 1, 64, 32, True, ("both",), 1),
+    128: (4, 1, 64, 32, True, ("both",), 1),
+    192: (4, 1, 32, 32, False, ("both",), 1),
+    256: (4, 1, 16, 16, False, ("both",), 1),
+}
+"""dq."""
+
+BACKWARD_QUERIES_GENERAL = BACKWARD_QUERIES | {
+    32: (4, 1, 64, 32, True, ("both",), 1),
+    64: (4, 1, 64, 32, True, ("both",), 1),
+}
+"""The same for scores with stages and for dropout."""
 
 
 def width_of(dim: int) -> int:
@@ -85,3 +122,35 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
         dtype.name, width, value_width, warps, row_tiles, block_k, 2, resident, blocks, copy, out.dtype.name, staged,
         turing, scoring,
     ).check()
+
+
+def choose_backward(
+    problem: Problem, dout: np.ndarray, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray
+) -> "tuple[list[BackwardConfig], BackwardConfig]":
+    """The configurations for a problem's gradients: of dk and dv (one or two launches), and of dq.
+
+    Raises
+    ------
+    NotImplementedError
+        For dtypes and head dimensions that these kernels lack.
+    """
+    dtype = problem.q.dtype
+    if dtype not in (float16, bfloat16) or dout.dtype != dtype:
+        raise NotImplementedError(f"gradients of {dtype} from {dout.dtype} are not available on tensor cores")
+    head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
+    width, value_width = width_of(head_dim), width_of(value_dim)
+    scoring = scoring_of(problem)
+    plain = not scoring.general and not scoring.dropout
+    chunks = all(in_chunks(array) for array in (problem.q, problem.k, problem.v, dout))
+    staged = all(in_chunks(array) for array in (dq, dk, dv)) and head_dim % 8 == 0 and value_dim % 8 == 0
+
+    def config(row: tuple, parts: str) -> BackwardConfig:
+        warps, row_tiles, columns, step, resident, _, blocks = row
+        return BackwardConfig(
+            dtype.name, width, value_width, warps, row_tiles, columns, step, resident, parts, blocks,
+            "async" if chunks else "element", staged, scoring,
+        ).check()
+
+    keys = (BACKWARD_KEYS if plain else BACKWARD_KEYS_GENERAL)[max(width, value_width)]
+    queries = (BACKWARD_QUERIES if plain else BACKWARD_QUERIES_GENERAL)[max(width, value_width)]
+    return [config(keys, parts) for parts in keys[5]], config(queries, "both")

@@ -1,0 +1,243 @@
+"""dk and dv on tensor cores: blocks own keys, queries stream past (see `backward_sm80`)."""
+from functools import lru_cache
+
+from numba import cuda, float32, int32, int64, uint32
+
+from numbaflash.cuda import ptx
+from numbaflash.cuda.backward_sm80 import (
+    BackwardConfig, exponent_base, make_derivative, make_start, make_weights,
+)
+from numbaflash.cuda.fragments import (
+    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
+)
+from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
+from numbaflash.cuda.results import make_write
+from numbaflash.cuda.scores import (
+    ONE, load_draw, make_apply_score, make_drop, make_hide, make_keep, make_lanes,
+)
+from numbaflash.cuda.softmax import LOG2_E
+from numbaflash.cuda.tiles import (
+    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, device, load_segment, locate, row_zero, tile_range,
+)
+from numbaflash.cuda.unroll import unrolled
+
+
+@lru_cache(maxsize=None)
+def make_backward_keys(config: BackwardConfig):
+    """The kernel of a configuration: ``backward_keys(back)``, with a `BackwardCall` whose grid is of keys."""
+    config.check()
+    ROWS, COLUMNS, STEP, THREADS = config.block_rows, config.columns, config.step, config.threads
+    WIDTH, VALUE_WIDTH = config.head_dim, config.value_dim
+    M_TILES, N_TILES, WARP_ROWS = config.row_tiles, config.step // 8, 16 * config.row_tiles
+    K_BYTES, Q_BYTES = tile_bytes(ROWS, WIDTH), tile_bytes(COLUMNS, WIDTH)
+    RING, STAGE_BYTES = config.own_bytes, config.stage_bytes
+    DOUT_AT, STATS_AT = Q_BYTES, Q_BYTES + tile_bytes(COLUMNS, VALUE_WIDTH)
+    RESIDENT, ASYNC, STEPS = config.resident, config.copy == "async", COLUMNS // STEP
+    WANT_DK, WANT_DV = config.parts != "dv", config.parts != "dk"
+    GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
+    S_SIZE, P_SIZE, BITS_SIZE = 4 * M_TILES * N_TILES, 2 * M_TILES * N_TILES, -(-4 * M_TILES * N_TILES // 32)
+    SLOPE_SIZE = S_SIZE if GENERAL else 1
+    DK_SIZE = M_TILES * WIDTH // 2 if WANT_DK else 1
+    DV_SIZE = M_TILES * VALUE_WIDTH // 2 if WANT_DV else 1
+    K_SIZE = M_TILES * (WIDTH // 4 if RESIDENT else 4)
+    V_SIZE = M_TILES * (VALUE_WIDTH // 4 if RESIDENT else 4)
+    STATS, LANE_ROWS = 2 * N_TILES, 2 * M_TILES
+
+    mma, pack = matrix_instructions(config.dtype)
+    load_k, load_v = make_load(ROWS, WIDTH, THREADS, config.copy), make_load(ROWS, VALUE_WIDTH, THREADS, config.copy)
+    load_q = make_load(COLUMNS, WIDTH, THREADS, config.copy)
+    load_dout = make_load(COLUMNS, VALUE_WIDTH, THREADS, config.copy)
+    load_k_rows, load_v_rows = make_load_rows(M_TILES, WIDTH, ROWS), make_load_rows(M_TILES, VALUE_WIDTH, ROWS)
+    multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, ROWS, COLUMNS, mma, RESIDENT)
+    multiply_dp = make_multiply_nt(M_TILES, N_TILES, VALUE_WIDTH, ROWS, COLUMNS, mma, RESIDENT)
+    multiply_dv = make_multiply_nn(M_TILES, STEP, VALUE_WIDTH, COLUMNS, mma)
+    multiply_dk = make_multiply_nn(M_TILES, STEP, WIDTH, COLUMNS, mma)
+    lanes = make_lanes(M_TILES, N_TILES, transposed=True)
+    apply_score, hide = make_apply_score(lanes, config.scoring, derivative=True), make_hide(lanes)
+    keep, drop = make_keep(M_TILES, N_TILES, config.scoring.dropout, transposed=True), make_drop(S_SIZE)
+    weights, begin_dp = make_weights(lanes), make_start(lanes, DROPOUT)
+    derivative = make_derivative(lanes, GENERAL, DROPOUT)
+    pack_rows = make_pack(M_TILES, N_TILES, pack)
+    write_dk = make_write(M_TILES, WIDTH, ROWS, THREADS, config.dtype, config.staged)
+    write_dv = make_write(M_TILES, VALUE_WIDTH, ROWS, THREADS, config.dtype, config.staged)
+    clear_dk, clear_dv, clear_scores = make_clear(DK_SIZE), make_clear(DV_SIZE), make_clear(S_SIZE)
+
+    def copy_pair(j, p, s):
+        p[j] = s[j]
+
+    def read_base(j, base, stats):
+        ptx.ld_shared_v2_f32(base, j, stats + 32 * j)
+        base[2 * j] = exponent_base(base[2 * j])
+        base[2 * j + 1] = exponent_base(base[2 * j + 1])
+
+    def read_delta(j, delta, stats):
+        ptx.ld_shared_v2_f32(delta, j, stats + 4 * COLUMNS + 32 * j)
+
+    def fill_factor(r, factors, value):
+        factors[r] = value
+
+    copy_scores = unrolled(S_SIZE, copy_pair)
+    read_bases, read_deltas = unrolled(N_TILES, read_base), unrolled(N_TILES, read_delta)
+    fill_factors = unrolled(LANE_ROWS, fill_factor)
+
+    @device
+    def load_stats(target, lse, delta, call, back, count):
+        """lse and delta of a tile of queries; zeros for those that do not exist."""
+        thread = ptx.thread_index()
+        if thread < COLUMNS:
+            exists = thread < count
+            if ASYNC:
+                size = int32(4) if exists else int32(0)
+                ptx.cp_async_4_zfill(target + 4 * thread, lse + int64(thread) * call.lse.row, size)
+                ptx.cp_async_4_zfill(target + 4 * (COLUMNS + thread), delta + int64(thread) * back.delta.row, size)
+            else:
+                a, b = float32(0), float32(0)
+                if exists:
+                    a = ptx.ld_global_f32(lse + int64(thread) * call.lse.row)
+                    b = ptx.ld_global_f32(delta + int64(thread) * back.delta.row)
+                ptx.st_shared_f32(target + 4 * thread, a)
+                ptx.st_shared_f32(target + 4 * (COLUMNS + thread), b)
+
+    @device
+    def load_tile(target, call, back, segment, batch, start, head, tile):
+        """A tile of q, dout and their statistics, of one query head."""
+        first = int64(tile) * COLUMNS
+        count = int32(segment.q_length - first)
+        row = start + first
+        load_q(target, row_zero(call.q, batch, head, row), call.q.row, call.q.column, call.head_dim, 0, count)
+        load_dout(target + DOUT_AT, row_zero(back.dout, batch, head, row), back.dout.row, back.dout.column,
+                  call.value_dim, 0, count)
+        load_stats(target + STATS_AT, row_zero(call.lse, batch, head, row), row_zero(back.delta, batch, head, row),
+                   call, back, count)
+
+    @device
+    def warp_rows(tile):
+        thread = ptx.thread_index()
+        return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
+
+    @device
+    def key_tile(call, place):
+        """Under a causal mask the first keys are heavy: they come first."""
+        return place.tile if call.work != 0 else int32(call.tiles - 1 - place.tile)
+
+    def backward_keys(back):
+        call = back.call
+        base = ptx.dynamic_shared_address()
+        place = locate(call, ptx.block_index())
+        first_key = int32(key_tile(call, place) * ROWS)
+        first_head = int32(place.head * call.group)
+        segment = load_segment(call, Place(place.segment, first_head, place.tile))
+        if first_key >= segment.k_length:
+            return
+        batch, start = column(call, place, Q_BATCH), column(call, place, Q_START)
+        lo, _, _, hi = tile_range(first_key, min(first_key + ROWS, segment.k_length), COLUMNS, segment.q_length, 0,
+                                  segment.last, -segment.first)
+        # keys that some query sees: only these are ever read
+        seen_lo = int32(max(0, segment.first) - first_key)
+        seen_hi = int32(min(segment.k_length, segment.q_length + segment.last) - first_key)
+        load_k(base, segment.k + int64(first_key) * call.k.row, call.k.row, call.k.column, call.head_dim,
+               seen_lo, seen_hi)
+        load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column, call.value_dim,
+               seen_lo, seen_hi)
+        if lo < hi:
+            load_tile(base + RING, call, back, segment, batch, start, int64(first_head), lo)
+        if ASYNC:
+            ptx.cp_async_commit_group()
+
+        dk = cuda.local.array(DK_SIZE, float32)
+        dv = cuda.local.array(DV_SIZE, float32)
+        clear_dk(dk)
+        clear_dv(dv)
+        s = cuda.local.array(S_SIZE, float32)
+        dp = cuda.local.array(S_SIZE, float32)
+        slope = cuda.local.array(SLOPE_SIZE, float32)
+        p = cuda.local.array(P_SIZE, uint32)
+        bits = cuda.local.array(BITS_SIZE, uint32)
+        stats = cuda.local.array(STATS, float32)
+        k = cuda.local.array(K_SIZE, uint32)
+        v = cuda.local.array(V_SIZE, uint32)
+        if RESIDENT:
+            if ASYNC:
+                ptx.cp_async_wait_all()
+            cuda.syncthreads()
+            load_k_rows(k, warp_rows(base))
+            load_v_rows(v, warp_rows(base + K_BYTES))
+        factor = LOG2_E if GENERAL else float32(call.scale) * LOG2_E
+        keep_scale = float32(call.keep_scale)
+
+        member, tile, stage = int32(0), int32(lo), int32(0)
+        while member < call.group and tile < hi:
+            if ASYNC:
+                ptx.cp_async_wait_all()
+            cuda.syncthreads()                      # this tile has arrived, and every warp is done with the last one
+            next_tile, next_member = int32(tile + 1), member
+            if next_tile >= hi:
+                next_tile, next_member = int32(lo), int32(member + 1)
+            if next_member < call.group:
+                load_tile(base + RING + (STAGE_BYTES - stage), call, back, segment, batch, start,
+                          int64(first_head + next_member), next_tile)
+                if ASYNC:
+                    ptx.cp_async_commit_group()
+            for step in range(STEPS):
+                thread = ptx.thread_index()         # volatile, and what derives from it: no register between steps
+                query = int32(tile * COLUMNS + step * STEP)
+                warp_key = int32(first_key + (thread >> 5) * WARP_ROWS)
+                if (query + segment.first < warp_key + WARP_ROWS and warp_key <= query + STEP - 1 + segment.last
+                        and query < segment.q_length):
+                    lane_key = int32(warp_key + ((thread & 31) >> 2))
+                    lane_query = int32(query + 2 * (thread & 3))
+                    rows = base + RING + stage + step * (STEP * PANEL_ROW)
+                    clear_scores(s)
+                    multiply_scores(s, k, warp_rows(base), rows + lane_across(thread))
+                    if GENERAL:
+                        apply_score(s, slope, call, Place(place.segment, int32(first_head + member), place.tile), segment,
+                                    lane_query, lane_key)
+                    if not (query + STEP - 1 + segment.first <= warp_key and query + STEP <= segment.q_length
+                            and warp_key + WARP_ROWS - 1 <= query + segment.last):
+                        hide(s, segment, lane_query, lane_key)
+                    quad_stats = base + RING + stage + STATS_AT + step * (4 * STEP) + 8 * (thread & 3)
+                    read_bases(stats, quad_stats)
+                    weights(s, stats, factor)
+                    if DROPOUT:
+                        draw = load_draw(call, Place(place.segment, int32(first_head + member), place.tile))
+                        keep(bits, draw, lane_query, lane_key)
+                    if WANT_DV:
+                        if DROPOUT:
+                            copy_scores(dp, s)
+                            drop(dp, bits, ONE)
+                            pack_rows(dp, p)
+                        else:
+                            pack_rows(s, p)
+                        multiply_dv(dv, p, rows + DOUT_AT + lane_down(ptx.thread_index()))
+                    if WANT_DK:
+                        read_deltas(stats, quad_stats)
+                        begin_dp(dp, stats)
+                        multiply_dp(dp, v, warp_rows(base + K_BYTES), rows + DOUT_AT + lane_across(ptx.thread_index()))
+                        derivative(dp, s, slope, stats, bits, keep_scale)
+                        pack_rows(dp, p)
+                        multiply_dk(dk, p, rows + lane_down(ptx.thread_index()))
+            stage = int32(STAGE_BYTES - stage)
+            tile, member = next_tile, next_member
+
+        # results; where they go is worked out again here, rather than kept in registers through the loop
+        thread = ptx.thread_index()
+        place = locate(call, ptx.block_index())
+        first_key = key_tile(call, place) * ROWS
+        count = int32(load_segment(call, Place(place.segment, int32(place.head * call.group), place.tile)).k_length
+                      - first_key)
+        own = int32((thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
+        batch, row = column(call, place, K_BATCH), column(call, place, K_START) + int64(first_key)
+        factors = cuda.local.array(LANE_ROWS, float32)
+        if ASYNC:
+            ptx.cp_async_wait_all()
+        cuda.syncthreads()                          # nobody reads tiles any more
+        if WANT_DK:
+            fill_factors(factors, float32(call.scale))
+            write_dk(dk, factors, base, own, row_zero(back.dk, batch, int64(place.head), row), back.dk.row,
+                     back.dk.column, count, call.head_dim)
+        if WANT_DV:
+            fill_factors(factors, keep_scale if DROPOUT else ONE)
+            write_dv(dv, factors, base + K_BYTES, own, row_zero(back.dv, batch, int64(place.head), row), back.dv.row,
+                     back.dv.column, count, call.value_dim)
+
+    return backward_keys
