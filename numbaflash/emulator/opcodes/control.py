@@ -91,7 +91,7 @@ def fence(d, i):
 
 
 @opcode("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent",
-        "setmaxnreg", "fence.proxy", section="9.7.9.15, 9.7.12, 9.7.19", group="control")
+        "setmaxnreg", "fence.proxy", section="9.7.9.15, 9.7.12, 9.7.19", group="control", any_modifier=True)
 def nothing(d, i):
     """No effect that a program can observe here."""
     return lambda active: None

@@ -67,11 +67,12 @@ def as_float(a, source, ftz):
 def float_to_integer(to, source, integral, ftz):
     dtype = DTYPES[to]
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    nan = 0 if dtype.itemsize < 8 else (1 << 63)
+    bits = 8 * dtype.itemsize
+    nan = 0 if source != "f64" and bits < 64 else 1 << (bits - 1)
     nan = np.array(nan, "u8").astype(dtype)
 
     def convert(a):
-        """Out of range values clamp; NaN is 0, for 64-bit integers 2^63 (9.7.9.21, integer notes)."""
+        """Out of range values clamp; NaN is 0, or the top bit alone if one of the types has 64 bits."""
         x = INTEGER_ROUNDING[integral](as_float(a, source, ftz)).astype(np.float64)
         result = np.where((x > low) & (x < float(high)), x, 0).astype(dtype)
         result = np.where(x >= float(high), dtype.type(high), result)
