@@ -5,6 +5,7 @@ Formal parameters are replaced by the caller's ``.param`` variables, which live 
 from __future__ import annotations
 
 from .errors import UnknownInstruction
+from .half_shims import shim
 from .parser import Function, Instruction, Module
 
 
@@ -53,6 +54,8 @@ def _call(module, flat, call, stack, counter):
     given = operands.pop(0) if operands else ()
     function = module.functions.get(name)
     if function is None or not function.defined:
+        function = shim(name)
+    if function is None:
         raise UnknownInstruction(f"PTX line {call.line}: call of {name}, which this PTX does not define", call.line,
                                  call.source)
     if name in stack:

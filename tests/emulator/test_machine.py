@@ -182,7 +182,7 @@ def scale(x, factor, flag, y):
 
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a.T, lambda a: a[::-1], lambda a: a[:, ::-2],
                                   lambda a: a[1:3, 2:], lambda a: np.broadcast_to(a[0], a.shape)])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "i8"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "i8", "f2"])
 def test_arrays_have_any_strides(view, dtype):
     x = view(np.arange(48).reshape(6, 8).astype(dtype))
     backing = np.zeros((6, 16), dtype)
