@@ -500,13 +500,28 @@ def test_an_mbarrier_lets_through_when_all_have_arrived(run):
         if i == 0:
             ptx.mbarrier_init(barrier, 32)
         cuda.syncthreads()
-        out[0, i] = ptx.mbarrier_test_wait_parity(barrier, 0)
-        ptx.bar_warp_sync(0xffffffff)
         ptx.mbarrier_arrive(barrier)
         ptx.mbarrier_wait_parity(barrier, 0)
-        out[1, i] = ptx.mbarrier_test_wait_parity(barrier, 0)
-        out[2, i] = ptx.mbarrier_try_wait_parity(barrier, 0)
+        out[0, i] = ptx.mbarrier_test_wait_parity(barrier, 0)
+        out[1, i] = ptx.mbarrier_try_wait_parity(barrier, 0)
 
-    out = np.full((3, 32), 2, np.int32)
+    out = np.full((2, 32), 2, np.int32)
     run(kernel, out, arch="sm_90")
-    assert out.tolist() == [[0] * 32, [1] * 32, [1] * 32]
+    assert out.tolist() == [[1] * 32] * 2
+
+
+def test_a_test_of_an_mbarrier_does_not_wait(run):
+    def kernel(out):
+        i = ptx.thread_index()
+        barrier = ptx.shared_address(cuda.shared.array(1, float64))
+        if i == 0:
+            ptx.mbarrier_init(barrier, 32)
+        cuda.syncthreads()
+        out[i] = ptx.mbarrier_test_wait_parity(barrier, 0)
+        ptx.bar_warp_sync(0xffffffff)
+        ptx.mbarrier_arrive(barrier)
+        ptx.mbarrier_spin_parity(barrier, 0)
+
+    out = np.full(32, 2, np.int32)
+    run(kernel, out)
+    assert out.tolist() == [0] * 32
