@@ -3,9 +3,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbaflash.cuda.arguments import NOTHING, Call, Tensor, kernel_type, make_call, tensor
+from numbaflash.cuda.arguments import Call, Tensor, kernel_type, make_call, tensor
 from numbaflash.cuda.plan import Pointer, Workspace
 from numbaflash.problem import Problem
+
+
+class Shape(NamedTuple):
+    """Of the bias as it was given: 1 along axes where it was broadcast."""
+
+    sequences: np.int32
+    heads: np.int32
+    rows: np.int32
+    columns: np.int32
 
 
 class BackwardCall(NamedTuple):
@@ -18,7 +27,7 @@ class BackwardCall(NamedTuple):
         dlse has pointer 0 where it is zero; delta is rowsum(dout * out) - dlse, made by the first launch.
     dq, dk, dv : Tensor
     dbias : Tensor
-        Strides are 0 along axes where the bias was broadcast.
+    bias_shape : Shape
     dsinks : int
         Address of a float64 per head, or 0.
     sequences : int
@@ -33,6 +42,7 @@ class BackwardCall(NamedTuple):
     dk: Tensor
     dv: Tensor
     dbias: Tensor
+    bias_shape: Shape
     dsinks: np.int64
     sequences: np.int32
 
@@ -51,12 +61,7 @@ def make_backward_call(
     return BackwardCall(
         call=make_call(problem, out, lse), dout=tensor(dout), dlse=tensor(dlse),
         delta=Tensor(Pointer(delta), heads * rows * size, rows * size, size, 0),
-        dq=tensor(dq), dk=tensor(dk), dv=tensor(dv), dbias=_broadcast(dbias),
+        dq=tensor(dq), dk=tensor(dk), dv=tensor(dv), dbias=tensor(dbias),
+        bias_shape=Shape(*(problem.score.bias_shape or (0, 0, 0, 0))),
         dsinks=0 if dsinks is None else Pointer(dsinks), sequences=len(problem.segments),
     ), delta
-
-
-def _broadcast(dbias: np.ndarray | None) -> Tensor:
-    if dbias is None:
-        return NOTHING
-    return Tensor(Pointer(dbias), *(stride if size > 1 else 0 for stride, size in zip(dbias.strides, dbias.shape)))

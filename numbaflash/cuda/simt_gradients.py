@@ -106,7 +106,7 @@ def make_loads(config: SimtConfig, *, keys: bool) -> Loads:
     )
 
 
-def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool) -> Gradients:
+def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool = True) -> Gradients:
     """The steps of a backward kernel whose rows are keys, or queries.
 
     ``lane_of(thread)`` gives the `Lane`.
@@ -116,6 +116,7 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool) -> Gradients
     queries; -inf stands for the lse of a row that sees nothing.
     ``seen_tiles(segment, row_lo)`` is `tile_range` for either side.
     ``tile_gradient(...)`` leaves dS in `s`, and Z P in the thread's own weights; hidden pairs are -0.0 in both.
+    dS is that of the product, or if not `capped` that of the score behind the softcap, as the bias needs it.
     """
     number, size = NUMBER[config.compute], config.size
     rows, columns, lanes, general, sliced = config.rows, config.columns, config.lanes, config.general, config.sliced
@@ -132,7 +133,7 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool) -> Gradients
     read_number = NATIVE_NUMBER[config.compute]
     infinity, zero, hidden, one = number(math.inf), number(0), number(-0.0), number(1)
     log2_e = number(LOG2_E)
-    scores = make_scores(config, transposed=keys, derivatives=True)
+    scores = make_scores(config, transposed=keys, derivatives=capped)
     apply, drop = scores.apply, scores.drop
 
     @device
@@ -267,11 +268,12 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool) -> Gradients
                     gradient = weight * (dp[at] - delta[stat(i, j)])
                 none = (weight == zero) & (math.copysign(one, weight) < zero)
                 s[at] = hidden if none else gradient
-        if general:
+        if general and capped:
             if stages.softcap != zero:
                 for i in range(rows):
-                    for j in range(columns):
-                        slope = load_number(int32(lane.slopes + i * row_step + j * column_step))
-                        s[i * columns + j] *= slope
+                    if row + i * ROW_LANES < row_end:
+                        for j in range(columns):
+                            slope = load_number(int32(lane.slopes + i * row_step + j * column_step))
+                            s[i * columns + j] *= slope
 
     return Gradients(lane_of, operands, shifted, load_stats, seen_tiles, tile_gradient, put_weights)

@@ -5,6 +5,7 @@ import numpy as np
 
 from numbaflash.cuda.arguments import CALL, Call, make_call
 from numbaflash.cuda.backward_arguments import BACKWARD_CALL, BackwardCall, make_backward_call
+from numbaflash.cuda.backward_bias_simt import SINK_BYTES, SINK_THREADS, make_dbias, make_dsinks
 from numbaflash.cuda.backward_simt import make_backward, make_delta
 from numbaflash.cuda.forward_simt import make_forward
 from numbaflash.cuda.forward_simt import shared_bytes as forward_bytes
@@ -110,18 +111,27 @@ def plan_backward(
 
     launches = []
 
-    def launch(name: str, make: Callable, config: SimtConfig, grid: Callable, shared: int, groups: int) -> None:
-        call, blocks = grid(back.call, problem, config.block_rows)
-        if blocks:
-            kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), config.threads)
-            launches.append(Launch(kernel, (blocks, groups), config.threads, shared, (back._replace(call=call),)))
+    def launch(name: str, make: Callable, config: SimtConfig, call: Call, grid: object, shared: int = 0) -> None:
+        kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), config.threads)
+        launches.append(Launch(kernel, grid, config.threads, shared, (back._replace(call=call),)))
 
-    if dbias is not None or dsinks is not None:
-        raise NotImplementedError("gradients of bias and sinks are not available yet")
     queries, keys = config(QUERIES), config(KEYS)
-    launch("delta_simt", make_delta(queries), queries, query_grid, 0, 1)
-    launch("dkdv_simt", make_backward(keys, keys=True), keys, key_grid, backward_bytes(keys), groups)
-    launch("dq_simt", make_backward(queries, keys=False), queries, query_grid, backward_bytes(queries), groups)
+    query_call, query_blocks = query_grid(back.call, problem, queries.block_rows)
+    key_call, key_blocks = key_grid(back.call, problem, keys.block_rows)
+    if query_blocks:
+        launch("delta_simt", make_delta(queries), queries, query_call, query_blocks)
+    if key_blocks:
+        launch("dkdv_simt", make_backward(keys, keys=True), keys, key_call, (key_blocks, groups), backward_bytes(keys))
+    if query_blocks:
+        launch("dq_simt", make_backward(queries, keys=False), queries, query_call, (query_blocks, groups),
+               backward_bytes(queries))
+    if dbias is not None and dbias.size:
+        sequences, heads, rows, columns = dbias.shape
+        blocks = sequences * heads * -(-rows // queries.block_rows) * -(-columns // queries.block_columns)
+        launch("dbias_simt", make_dbias(queries), queries, back.call, blocks, backward_bytes(queries))
+    if dsinks is not None and dsinks.size:
+        kernel = KernelSpec("dsinks_simt", make_dsinks(queries.compute), (BACKWARD_CALL,), SINK_THREADS)
+        launches.append(Launch(kernel, dsinks.size, SINK_THREADS, SINK_BYTES, (back,)))
     return Plan(launches, [delta])
 
 
