@@ -12,8 +12,9 @@ from emulator_kernels.catalogue import CASES
 from numbaflash import emulator
 
 SYNCHRONISATION = (
-    "bar.sync", "bar.arrive", "bar.warp.sync", "barrier.sync", "cp.async.commit_group", "cp.async.wait_group",
-    "cp.async.wait_all", "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "mbarrier.test_wait",
+    "bar.sync", "bar.arrive", "bar.warp.sync", "barrier.sync",
+    "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all", "cp.async.mbarrier.arrive.noinc",
+    "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "mbarrier.test_wait",
 )
 CHANGES = {                     # instruction, and what becomes of its text
     "swizzle xor to or": ("xor.b32", "xor.", "or."),
@@ -104,6 +105,15 @@ def test_every_wrong_instruction_is_caught(name, change):
 def test_every_change_applies_to_some_kernel(change):
     texts = [CASES[name](np.random.default_rng(0)).ptx() for name in CHANGED]
     assert any(instructions(text, CHANGES[change][0]) for text in texts)
+
+
+def test_an_arrival_before_the_copy_is_complete_is_caught():
+    case = CASES["async_pipeline"](np.random.default_rng(8))
+    text = case.ptx()
+    opcode = "cp.async.mbarrier.arrive.noinc.shared.b64"
+    for number in instructions(text, opcode):
+        early = replaced(text, number, opcode, "mbarrier.arrive.shared.b64 _,")
+        assert fate(case, early) not in ("survived", "wrong value")
 
 
 def test_a_wait_for_one_group_too_few_is_caught():

@@ -13,5 +13,6 @@ CASES = {
     "flash_mma": tensor_cores.flash_mma_case,
     "mbarrier_pipeline": pipelines.mbarrier_pipeline_case,
     "mbarrier_spin_pipeline": pipelines.mbarrier_spin_pipeline_case,
+    "async_pipeline": pipelines.async_pipeline_case,
     "named_barrier_pipeline": pipelines.named_barrier_pipeline_case,
 }

@@ -13,10 +13,10 @@ STAGE_BYTES = 4 * WIDTH
 RING_WORDS = (BUFFER + STAGES * STAGE_BYTES) // 8
 
 
-def make_mbarrier_pipeline(wait):
+def make_mbarrier_pipeline(wait, asynchronous=False):
+    """sums[t] = sum over rounds of x[round, WIDTH - 1 - t], rounds handed over by mbarriers."""
     @cuda.jit
     def pipeline(x, sums, rounds):
-        """sums[t] = sum over rounds of x[round, WIDTH - 1 - t], rounds handed over by mbarriers."""
         base = ptx.shared_address(cuda.shared.array(RING_WORDS, float64))
         t = int32(cuda.threadIdx.x)
         if t == 0:
@@ -27,9 +27,14 @@ def make_mbarrier_pipeline(wait):
         stage, phase = int32(0), int32(0)
         if t < WIDTH:
             for i in range(rounds):
+                slot = base + BUFFER + stage * STAGE_BYTES + 4 * t
                 wait(base + EMPTY + 8 * stage, phase ^ 1)       # a fresh ring is empty
-                ptx.st_shared_f32(base + BUFFER + stage * STAGE_BYTES + 4 * t, x[i, t])
-                ptx.mbarrier_arrive(base + FULL + 8 * stage)
+                if asynchronous:
+                    ptx.cp_async_4(slot, ptx.global_address(x) + STAGE_BYTES * i + 4 * t)
+                    ptx.cp_async_mbarrier_arrive_noinc(base + FULL + 8 * stage)
+                else:
+                    ptx.st_shared_f32(slot, x[i, t])
+                    ptx.mbarrier_arrive(base + FULL + 8 * stage)
                 stage = int32(stage + 1)
                 if stage == STAGES:
                     stage, phase = int32(0), int32(phase ^ 1)
@@ -89,6 +94,11 @@ def mbarrier_pipeline_case(rng):
 def mbarrier_spin_pipeline_case(rng):
     """Before sm_90 a wait is a loop around a test."""
     return _case(make_mbarrier_pipeline(ptx.mbarrier_spin_parity), rng, "sm_80")
+
+
+def async_pipeline_case(rng):
+    """The copies themselves arrive, when they are complete."""
+    return _case(make_mbarrier_pipeline(ptx.mbarrier_wait_parity, asynchronous=True), rng, "sm_90")
 
 
 def named_barrier_pipeline_case(rng):
