@@ -5,11 +5,12 @@ import numpy as np
 
 from . import opcodes as _opcodes  # noqa: F401  (fills the table)
 from .errors import UnknownInstruction
+from .global_races import GlobalShadow
 from .journal import place
 from .machine import Active
 from .memory import GUARD, LOCAL_WINDOW, SHARED_START, SHARED_WINDOW, Allocation, LocalShadow, Space
 from .parser import Address
-from .races import UNALLOCATED, UNINITIALIZED, GlobalShadow, SharedShadow
+from .races import UNALLOCATED, UNINITIALIZED, SharedShadow
 from .registry import lookup
 from .subnormals import Subnormals, has_subnormal
 from .values import Registers, immediate

@@ -22,7 +22,7 @@ MODIFIERS = set("""
     sync aligned arrive red warp popc up down bfly idx all any uni ballot add min max exch cas inc dec
     row col m8n8 m16n8k4 m16n8k8 m16n8k16 m16n8k32 m8n8k4 x1 x2 x4 trans m8n8x4
     async commit_group wait_group wait_all mbarrier init inval expect_tx complete_tx arrive_drop noComplete test_wait
-    try_wait parity noinc proxy alias tensor uniform
+    try_wait parity noinc proxy mbarrier_init
 """.split())
 
 

@@ -120,19 +120,15 @@ def cp_async(d, i):
         return source
 
     def short_read(active, amount):
+        """Reads that stop inside of a granule: checked byte by byte against the allocations."""
         address = read.base[active.lanes].astype(np.int64) + read.offset
-        if read.bounds and address.view(np.uint64).max() > read.limit:
-            read.outside(address, active.lanes, address.view(np.uint64) > read.limit)
-        if arena.shadow is not None:
-            for byte in range(0, nbytes, arena.granule):
-                inside = amount > byte
-                if inside.any():
-                    arena.shadow.load((address[inside] + byte) >> arena.shift, active.subset(inside), one_granule, None)
+        starts = np.array([a.start - arena.base for a in arena.allocations])
+        ends = starts + np.array([a.nbytes for a in arena.allocations])
+        owner = np.searchsorted(starts, address, side="right") - 1
+        outside = (owner < 0) | (address + amount > ends[owner])
+        if read.bounds and outside.any():
+            read.outside(address, active.lanes, outside)
         return address
-
-    class one_granule:  # noqa: N801  (an Access as far as the shadow is concerned)
-        steps, kind, instruction, nbytes = range(1), "load", i, arena.granule
-        unallocated, uninitialized = read.unallocated, read.uninitialized
 
     return step
 

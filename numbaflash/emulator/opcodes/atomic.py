@@ -8,7 +8,7 @@ from ..memory import Access
 from ..registry import opcode
 from ..values import BITS, DTYPES, type_names
 from .half import HALVES, decoded, encoded
-from .loadstore import in_space, touched, vector_length
+from .loadstore import RELEASES, in_space, touched, vector_length
 
 
 def increment(old, bound):
@@ -77,6 +77,7 @@ def atomic(d, i, out_operand, address, operands):
     if out_operand is not None:
         outs = [d.target(n, dtype) for n in d.vector(out_operand)]
     shift = dtype.itemsize.bit_length() - 1
+    releases = bool(RELEASES & set(i.parts))
     nbytes = BITS[kind] // 8 * count
 
     def make(space, window):
@@ -88,7 +89,7 @@ def atomic(d, i, out_operand, address, operands):
             index = access(active) >> shift
             where = np.arange(lanes) if active.lanes is None else active.lanes
             if order is not None:
-                synchronise(machine, order, where, index)
+                order.synchronise(machine, where, index, releases)
             for n in range(count):
                 values = [np.broadcast_to(s, lanes)[where] for s in sources[n]]
                 old = np.empty(len(where), dtype) if outs is not None else None
@@ -101,16 +102,6 @@ def atomic(d, i, out_operand, address, operands):
         return step
 
     return in_space(d, i, address, make)
-
-
-def synchronise(machine, order, lanes, index):
-    """Few distinct addresses look like synchronisation: let each block publish and take over (`races.GlobalOrder`)."""
-    places = np.unique(index)
-    if len(places) > order.FEW or machine.grid_blocks == 1:
-        return
-    blocks = machine.block_id[machine.block_of[lanes]]
-    for block in np.unique(blocks).tolist():
-        order.atomic(block, np.unique(index[blocks == block]).tolist())
 
 
 @opcode("atom", section="9.7.13.5", group="atomic", touches=touched)
