@@ -1,16 +1,14 @@
 """Arrays in and out: inputs unchanged, outputs fully written, any strides, the caller's shapes."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import MEMORY, Variant, calls, f32, in_memory, variants
+from strategies import EVERY_DTYPE, MEMORY, Variant, calls, f32, in_memory, variants
 
 import numbaflash
 
-DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
-
+@pytest.mark.slow
 def test_inputs_are_never_written(backend):
     @settings(max_examples=max(1, int(30 * backend.examples)))
     @given(variants.flatmap(lambda variant: calls(backend._replace(rows=100), variant=variant)))
@@ -72,7 +70,7 @@ def test_outputs_are_c_contiguous_in_the_layout_asked_for(backend):
     contiguous()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("form", MEMORY)
 @pytest.mark.parametrize("axis", range(4))
 def test_strides_never_change_a_bit(backend, form, axis, dtype):
@@ -87,7 +85,7 @@ def test_strides_never_change_a_bit(backend, form, axis, dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_fields_of_structured_arrays(backend, dtype):
     """Strides that are no multiple of the item size, and addresses that are not aligned."""
     rng = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import VARIANTS, Variant, bfloat16, calls, f16, f32, f64
+from strategies import EVERY_DTYPE, EVERY_VARIANT, Variant, bfloat16, calls, f16, f32, f64
 from tolerances import assert_forward, eps
 
 import numbaflash
@@ -23,7 +23,7 @@ def examples(backend, count):
     return settings(max_examples=max(1, int(count * backend.examples * settings().max_examples / 30)))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.dtype}-{'+'.join(sorted(v.stages)) or 'plain'}")
+@pytest.mark.parametrize("variant", EVERY_VARIANT)
 def test_every_variant_agrees_with_the_oracle(backend, variant):
     @examples(backend, 12)
     @given(calls(backend, variant=variant))
@@ -43,6 +43,7 @@ def test_every_option_alone_agrees_with_the_oracle(backend, option):
     agree()
 
 
+@pytest.mark.slow
 def test_any_mix_of_options_agrees_with_the_oracle(backend):
     @examples(backend, 60)
     @given(calls(backend))
@@ -67,6 +68,7 @@ def test_float64_is_as_exact_as_promised():
     assert np.abs(out - reference.attention(q, k, v)[0]).max() <= 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [f16, bfloat16])
 def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 150, 64)).astype(dtype)
@@ -77,7 +79,7 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
 
 
 @pytest.mark.parametrize("out_dtype", [f16, bfloat16, f32, f64, "float16", "bfloat16", float])
-@pytest.mark.parametrize("dtype", [f16, bfloat16, f32, f64])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_every_input_and_output_dtype(backend, dtype, out_dtype):
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 20, 8)).astype(dtype)
     out, lse = numbaflash.attention(q, k, v, out_dtype=out_dtype, return_lse=True, backend=backend.name)

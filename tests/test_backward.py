@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import VARIANTS, Variant, bfloat16, calls, f16, f32, f64
+from strategies import EVERY_DTYPE, EVERY_VARIANT, Variant, bfloat16, calls, f16, f32, f64
 from tolerances import assert_backward, assert_forward
 
 import numbaflash
@@ -21,7 +21,7 @@ def examples(backend, count):
     return settings(max_examples=max(1, int(count * backend.examples * settings().max_examples / 30)))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.dtype}-{'+'.join(sorted(v.stages)) or 'plain'}")
+@pytest.mark.parametrize("variant", EVERY_VARIANT)
 def test_every_variant_agrees_with_the_oracle(backend, variant):
     @examples(backend, 12)
     @given(calls(backend, variant=variant))
@@ -41,6 +41,7 @@ def test_every_option_alone_agrees_with_the_oracle(backend, option):
     agree()
 
 
+@pytest.mark.slow
 def test_any_mix_of_options_agrees_with_the_oracle(backend):
     @examples(backend, 50)
     @given(calls(backend))
@@ -114,7 +115,7 @@ def test_gradients_are_finite_differences_of_the_forward_call(backend):
         assert slope == pytest.approx((getattr(gradients, f"d{name}") * direction[name]).sum(), rel=1e-7, abs=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [f16, bfloat16, f32, f64])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_gradients_have_the_dtypes_of_their_inputs(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, 10, 8)).astype(dtype)

@@ -95,7 +95,7 @@ def test_lengths_move_the_causal_corner(backend):
     np.testing.assert_allclose(np.exp(lse[:, 0]), [[4, 5, 6, 7, 8], [2, 3, 4, 0, 0]], rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=pytest.mark.slow), np.float32, np.float64])
 def test_one_key_gives_its_value_and_no_gradient_to_the_scores(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((3, n, 16)).astype(dtype) for n in (50, 1, 1))

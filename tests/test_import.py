@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import numbaflash
 
 PACKAGE = Path(numbaflash.__file__).parent
@@ -48,6 +50,7 @@ print(numbaflash.__file__, float(out.sum()))
 """
 
 
+@pytest.mark.slow
 def test_it_runs_from_an_unwritable_folder_without_a_home(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "site" / "numbaflash", ignore=shutil.ignore_patterns("__pycache__"))
     for path in [tmp_path / "site", *(tmp_path / "site").rglob("*")]:
@@ -81,6 +84,7 @@ def as_nobody(code, **environment):
     return run(drop + code, **environment)
 
 
+@pytest.mark.slow
 def test_it_runs_where_a_cache_folder_is_writable(tmp_path):
     environment = dict(HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert run(CALL, **environment)[1] == run(CALL, **environment)[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Variant, bfloat16, calls, f16, f32, f64
+from strategies import HALVES, Variant, bfloat16, calls, f16, f32, f64
 from tolerances import assert_backward, assert_forward
 
 import numbaflash
@@ -38,6 +38,7 @@ def with_nan(call, data, names):
     return dataclasses.replace(call, **changed)
 
 
+@pytest.mark.slow
 def test_visible_nan_reaches_exactly_what_the_formula_says_forward(backend):
     @settings(max_examples=max(1, int(80 * backend.examples)))
     @given(st.data())
@@ -49,6 +50,7 @@ def test_visible_nan_reaches_exactly_what_the_formula_says_forward(backend):
     agree()
 
 
+@pytest.mark.slow
 def test_visible_nan_reaches_exactly_what_the_formula_says_backward(backend):
     @settings(max_examples=max(1, int(80 * backend.examples)))
     @given(st.data())
@@ -63,7 +65,10 @@ def test_visible_nan_reaches_exactly_what_the_formula_says_backward(backend):
 
 
 @pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.dtype}-{len(v.stages)}")
+@pytest.mark.parametrize("variant", [
+    pytest.param(v, id=f"{v.dtype}-{len(v.stages)}", marks=[pytest.mark.slow] if v.dtype in HALVES else [])
+    for v in VARIANTS
+])
 @pytest.mark.parametrize("packed", [False, True])
 def test_hidden_memory_is_never_read_as_numbers(backend, poison, variant, packed):
     """Keys past kv_lengths, rows past q_lengths, and keys outside every row's window."""
@@ -201,7 +206,7 @@ def test_an_infinite_key_wins_nothing_where_its_score_is_minus_infinity(backend)
     assert np.isnan(out[1::2]).all() and not np.isfinite(lse[1::2]).any()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=pytest.mark.slow), np.float32])
 def test_scores_that_overflow_the_input_dtype_do_not_overflow(backend, dtype):
     q, k = np.full((40, 4), 200, dtype), np.full((50, 4), 200, dtype)
     v = np.random.default_rng(0).standard_normal((50, 3)).astype(dtype)

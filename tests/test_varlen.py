@@ -10,6 +10,7 @@ from tolerances import assert_backward, assert_forward
 import numbaflash
 
 
+@pytest.mark.slow
 def test_any_packed_call_agrees_with_the_oracle(backend):
     @settings(max_examples=max(1, int(40 * backend.examples)))
     @given(variants.flatmap(lambda variant: calls(backend, variant=variant, packed=True)))

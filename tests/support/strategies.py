@@ -5,11 +5,12 @@ Hypothesis draws the structure of a call and a seed; the numbers in the arrays c
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import numbaflash
@@ -52,11 +53,21 @@ VARIANTS = [
     Variant(bfloat16, ALL_STAGES, out_dtype=f64, bias_dtype=f64),
 ]
 variants = st.sampled_from(VARIANTS)
+HALVES = (f16, bfloat16)
+EVERY_VARIANT = [
+    pytest.param(
+        variant, id=f"{variant.dtype}-{'+'.join(sorted(variant.stages)) or 'plain'}",
+        marks=[pytest.mark.slow] if variant.dtype in HALVES else [],
+    )
+    for variant in VARIANTS
+]
+"""For parametrize; half precision is slow, because its kernels must be compiled."""
+EVERY_DTYPE = [pytest.param(dtype, marks=[pytest.mark.slow] if dtype in HALVES else []) for dtype in DTYPES]
 
 MEMORY = ("contiguous", "transposed", "sliced", "negative", "broadcast", "offset")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Call:
     """One call of attention and, for its gradients, the gradients of its results."""
 
@@ -67,7 +78,6 @@ class Call:
     packed: dict[str, np.ndarray]
     dout: np.ndarray
     dlse: np.ndarray | None
-    about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -103,7 +113,7 @@ class Call:
         lines = [f"{name}={_describe(value)}" for name, value in self.options.items()]
         lines += [f"{name}={value.tolist()}" for name, value in self.packed.items()]
         shapes = ", ".join(f"{name}{getattr(self, name).shape}" for name in "qkv")
-        return f"Call({shapes} {self.q.dtype}, {', '.join(lines)}, dlse={self.dlse is not None}, {self.about})"
+        return f"Call({shapes} {self.q.dtype}, {', '.join(lines)}, dlse={self.dlse is not None})"
 
 
 def _describe(value: Any) -> str:
@@ -212,7 +222,8 @@ def calls(
         draw(memory())((rng.standard_normal(shape) * factor).astype(variant.dtype))
         for shape, factor in zip(shapes, factors)
     )
-    pairs = (sequences, heads, int(q_sizes.max(initial=0)), int(k_sizes.max(initial=0)))
+    longest = (int(q_sizes.max(initial=0)), int(k_sizes.max(initial=0))) if packed else (rows, keys)
+    pairs = (sequences, heads, *longest)
     chosen = draw(run_time_options(sequences, heads, q_sizes, k_sizes, variant, options, rng))
     chosen |= draw(stage_options(pairs, variant, rng))
     if layout != "BHND":
