@@ -101,6 +101,7 @@ def make_backward_keys(config: BackwardConfig):
     @device
     def load_tile(target, call, back, segment, batch, start, head, tile):
         """A tile of q, dout and their statistics, of one query head."""
+        batch, head = int64(ptx.anew_s32(batch)), int64(ptx.anew_s32(head))
         first = int64(tile) * COLUMNS
         count = int32(segment.q_length - first)
         row = start + first
@@ -129,7 +130,7 @@ def make_backward_keys(config: BackwardConfig):
         segment = load_segment(call, Place(place.segment, first_head, place.tile))
         if first_key >= segment.k_length:
             return
-        batch, start = column(call, place, Q_BATCH), column(call, place, Q_START)
+        batch, start = int32(column(call, place, Q_BATCH)), column(call, place, Q_START)
         lo, _, _, hi = tile_range(first_key, min(first_key + ROWS, segment.k_length), COLUMNS, segment.q_length, 0,
                                   segment.last, -segment.first)
         # keys that some query sees: only these are ever read
@@ -140,9 +141,7 @@ def make_backward_keys(config: BackwardConfig):
         load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column, call.value_dim,
                seen_lo, seen_hi)
         if lo < hi:
-            load_tile(base + RING, call, back, segment, batch, start, int64(first_head), lo)
-        if ASYNC:
-            ptx.cp_async_commit_group()
+            load_tile(base + RING, call, back, segment, batch, start, first_head, lo)
 
         dk = cuda.local.array(DK_SIZE, float32)
         dv = cuda.local.array(DV_SIZE, float32)
@@ -175,9 +174,7 @@ def make_backward_keys(config: BackwardConfig):
                 next_tile, next_member = int32(lo), int32(member + 1)
             if next_member < call.group:
                 load_tile(base + RING + (STAGE_BYTES - stage), call, back, segment, batch, start,
-                          int64(first_head + next_member), next_tile)
-                if ASYNC:
-                    ptx.cp_async_commit_group()
+                          first_head + next_member, next_tile)
             for step in range(STEPS):
                 thread = ptx.thread_index()         # volatile, and what derives from it: no register between steps
                 query = int32(tile * COLUMNS + step * STEP)
@@ -228,7 +225,7 @@ def make_backward_keys(config: BackwardConfig):
         own = int32((thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         batch, row = column(call, place, K_BATCH), column(call, place, K_START) + int64(first_key)
         factors = cuda.local.array(LANE_ROWS, float32)
-        if ASYNC:
+        if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
         if WANT_DK:

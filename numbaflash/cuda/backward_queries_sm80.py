@@ -97,8 +97,6 @@ def make_backward_queries(config: BackwardConfig):
                   back.dout.column, call.value_dim, 0, count)
         if lo < hi:
             load_tile(base + RING, call, segment, seen_lo, seen_hi, lo)
-        if ASYNC:
-            ptx.cp_async_commit_group()
 
         acc = cuda.local.array(ACC_SIZE, float32)
         clear_acc(acc)
@@ -133,8 +131,6 @@ def make_backward_queries(config: BackwardConfig):
             cuda.syncthreads()                      # this tile has arrived, and every warp is done with the last one
             if tile + 1 < hi:
                 load_tile(base + RING + (STAGE_BYTES - stage), call, segment, seen_lo, seen_hi, tile + 1)
-                if ASYNC:
-                    ptx.cp_async_commit_group()
             for step in range(STEPS):
                 thread = ptx.thread_index()         # volatile, and what derives from it: no register between steps
                 key = int32(tile * COLUMNS + step * STEP)
@@ -171,7 +167,7 @@ def make_backward_queries(config: BackwardConfig):
         target = query_rows(call, back.dq, place) + int64(block_row) * back.dq.row
         factors = cuda.local.array(LANE_ROWS, float32)
         fill_factors(factors, float32(call.scale))
-        if ASYNC:
+        if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
         write_dq(acc, factors, base, own, target, back.dq.row, back.dq.column,

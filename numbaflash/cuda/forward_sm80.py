@@ -184,8 +184,6 @@ def make_forward(config: ForwardConfig):
                    seen_lo - key, seen_hi - key)
             load_v(base + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
                    seen_lo - key, seen_hi - key)
-        if ASYNC:
-            ptx.cp_async_commit_group()
 
         acc = cuda.local.array(ACC_SIZE, float32)
         clear_acc(acc)
@@ -220,8 +218,6 @@ def make_forward(config: ForwardConfig):
                        seen_lo - key, seen_hi - key)
                 load_v(ring + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
                        seen_lo - key, seen_hi - key)
-                if ASYNC:
-                    ptx.cp_async_commit_group()
             thread = ptx.thread_index()             # volatile, and what derives from it: no register between tiles
             warp_row = int32(block_row + (thread >> 5) * WARP_ROWS)
             tile_key = int32(tile * BK)
@@ -254,7 +250,7 @@ def make_forward(config: ForwardConfig):
         if call.sinks != 0:
             sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head))) * LOG2_E
         out, lse = query_rows(call, call.out, place), query_rows(call, call.lse, place)
-        if ASYNC:
+        if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
         factors = cuda.local.array(ROWS, float32)

@@ -78,6 +78,7 @@ def make_load(height: int, width: int, threads: int, copy: str):
         row = thread >> 3
         chunk = thread & 7
         target = tile + row * PANEL_ROW + ((chunk ^ (row & 7)) << 4)
+        row_stride = ptx.anew_s64(row_stride)
         if CONTIGUOUS:
             column_stride = 2
         address = source + int64(row) * row_stride + int64(8 * chunk) * column_stride

@@ -380,6 +380,14 @@ griddepcontrol_launch_dependents = op(GRIDDEPCONTROL, "griddepcontrol.launch_dep
 
 thread_index = op("Special Registers: %tid", "mov.u32 {d}, %tid.x;", PLACED, S32,
                   doc="Read again at each call: what derives from it occupies no register through a loop.")
+
+
+def _anew(kind):
+    return op("Data Movement and Conversion Instructions: mov", f"mov.{PTX_TYPE[kind.letter]} {{d}}, {{x}};", PLACED,
+              kind, x=kind, doc="The same value, unknown to LLVM: nothing that derives from it leaves a loop.")
+
+
+anew_s32, anew_s64 = _anew(S32), _anew(S64)
 block_index = op("Special Registers: %ctaid", "mov.u32 {d}, %ctaid.x;", PLACED, S32,
                  doc="Read again at each call, as thread_index.")
 lane_id = op("Special Registers: %laneid", "mov.u32 {d}, %laneid;", PURE, S32)

@@ -189,6 +189,8 @@ case("griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents",
      lambda g, s, i, u, f, d: ptx.griddepcontrol_launch_dependents())
 case("thread_index", "mov.u32", lambda g, s, i, u, f, d: ptx.thread_index())
 case("block_index", "mov.u32", lambda g, s, i, u, f, d: ptx.block_index())
+case("anew_s32", "mov.b32", lambda g, s, i, u, f, d: ptx.anew_s32(i))
+case("anew_s64", "mov.b64", lambda g, s, i, u, f, d: ptx.anew_s64(g))
 case("lane_id", "mov.u32", lambda g, s, i, u, f, d: ptx.lane_id())
 case("warp_id", "mov.u32", lambda g, s, i, u, f, d: ptx.warp_id())
 
