@@ -10,7 +10,7 @@ import numpy as np
 
 from numbaflash import segments as seg
 from numbaflash.cuda.driver import device, execute
-from numbaflash.cuda.simt_plan import plan_backward, plan_forward
+from numbaflash.cuda.plans import plan_backward, plan_forward
 from numbaflash.problem import Problem
 
 

@@ -1,0 +1,39 @@
+"""The launches of a call: tensor cores where they compute what is asked for, else plain multiply-adds."""
+import numpy as np
+
+from numbaflash.cuda import plan_sm80, simt_plan
+from numbaflash.cuda.plan import Plan
+from numbaflash.problem import Problem
+
+
+def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str = "sm_80") -> Plan:
+    """The launches of a forward call; see `simt_plan.plan_forward` for the arguments.
+
+    Raises
+    ------
+    NotImplementedError
+        What no CUDA kernel computes.
+    """
+    try:
+        return plan_sm80.plan_forward(problem, out, lse, arch)
+    except NotImplementedError:
+        return simt_plan.plan_forward(problem, out, lse, arch)
+
+
+def plan_backward(
+    problem: Problem, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None,
+    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, dbias: np.ndarray | None, dsinks: np.ndarray | None,
+    arch: str = "sm_80",
+) -> Plan:
+    """The launches of a backward call; see `simt_plan.plan_backward` for the arguments.
+
+    Raises
+    ------
+    NotImplementedError
+        What no CUDA kernel computes.
+    """
+    arguments = problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch
+    try:
+        return plan_sm80.plan_backward(*arguments)
+    except NotImplementedError:
+        return simt_plan.plan_backward(*arguments)
