@@ -143,7 +143,7 @@ class Kernel:
         try:
             self._dispatcher.compile(signature)
             return self._dispatcher.overloads[signature].entry_point
-        except (OSError, EOFError, ValueError, ImportError):  # a full disk or a corrupt file: do without
+        except Exception:  # a full disk, a corrupt file: do without the cache, where a real error shows again
             fresh = numba.njit(**KERNEL_OPTIONS)(self.function)
             fresh.compile(signature)
             return fresh.overloads[signature].entry_point

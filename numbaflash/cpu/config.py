@@ -71,12 +71,13 @@ def vector_static(bits: int) -> dict[str, int]:
     """The constants every kernel on floats of ``bits`` bits shares.
 
     ``lanes`` numbers make a vector and ``vectors`` vectors a panel; a microkernel holds ``rows`` x ``vectors``
-    accumulators, which leaves registers for one row of B and one broadcast number of A.
+    accumulators, which leaves registers for one row of B and one broadcast number of A (on ARM for several: there
+    LLVM loads them well ahead).
     """
     m = machine()
     lanes = m.vector_bits // bits
     vectors = 3
-    rows = 8 if m.registers >= 32 else 4
+    rows = 4 if m.registers < 32 else 8 if m.vector_bits == 512 else 6
     return {"bits": bits, "size": bits // 8, "lanes": lanes, "vectors": vectors, "rows": rows,
             "panel": vectors * lanes}
 
