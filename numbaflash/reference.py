@@ -64,8 +64,15 @@ def attention(
 
 
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, *, dlse: Any = None, cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None, **options: Any,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dlse: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    **options: Any,
 ) -> Gradients:
     """Gradients of :func:`attention` in float64 (long double for float64 inputs), in the caller's shapes.
 
@@ -183,8 +190,12 @@ def _forward(
 
 
 def _backward(
-    problem: Problem, dout: np.ndarray, dlse: np.ndarray | None,
-    work: np.dtype, rounded: Callable, stored: Callable,
+    problem: Problem,
+    dout: np.ndarray,
+    dlse: np.ndarray | None,
+    work: np.dtype,
+    rounded: Callable,
+    stored: Callable,
 ) -> tuple[np.ndarray | None, ...]:
     dq, dk, dv = (np.zeros(operand.shape, work) for operand in (problem.q, problem.k, problem.v))
     dbias = None if problem.score.bias is None else np.zeros(problem.score.bias_shape, work)
@@ -271,20 +282,28 @@ def heads(problem: Problem, work: np.dtype) -> Iterator[Head]:
             slope = 0.0 if score.alibi is None else score.alibi.array[sequence, h]
             mask = None if problem.mask is None else problem.mask.array[sequence, h, :n, :m]
             yield Head(
-                q=problem.q.array[rows].astype(work), k=problem.k.array[keys].astype(work),
-                v=problem.v.array[keys].astype(work), scale=problem.scale, softcap=score.softcap,
+                q=problem.q.array[rows].astype(work),
+                k=problem.k.array[keys].astype(work),
+                v=problem.v.array[keys].astype(work),
+                scale=problem.scale,
+                softcap=score.softcap,
                 bias=None if bias is None else bias.astype(np.float64).astype(work),
                 penalty=None if score.alibi is None else work.type(slope) * np.abs(position - j).astype(work),
                 visible=visibility(problem.band, position, j, mask, bias),
                 sink=work.type(-np.inf if problem.sinks is None else problem.sinks[h]),
-                dropout=dropout_factor(problem, segment, h, i, j).astype(work), rows=rows, keys=keys,
+                dropout=dropout_factor(problem, segment, h, i, j).astype(work),
+                rows=rows,
+                keys=keys,
                 pairs=(sequence, h),
             )
 
 
 def visibility(
-    band: tuple[int, int], position: np.ndarray, j: np.ndarray,
-    mask: np.ndarray | None, bias: np.ndarray | None,
+    band: tuple[int, int],
+    position: np.ndarray,
+    j: np.ndarray,
+    mask: np.ndarray | None,
+    bias: np.ndarray | None,
 ) -> np.ndarray:
     """(n, m): may the query at ``position`` see key j? Band, mask and a bias of -inf say."""
     left, right = band

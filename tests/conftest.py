@@ -12,13 +12,16 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from backends import BACKENDS  # noqa: E402
 
 COMMON = dict(
-    deadline=None, print_blob=True,
+    deadline=None,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.register_profile("default", max_examples=30, **COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=True, **COMMON)
 settings.register_profile("thorough", max_examples=1000, **COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") == "true" else "default"))
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") == "true" else "default")
+)
 
 
 @pytest.fixture(scope="session", params=BACKENDS, ids=lambda backend: backend.name)

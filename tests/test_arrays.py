@@ -26,8 +26,9 @@ def test_inputs_are_never_written(backend):
 def test_read_only_inputs_are_fine(backend):
     arrays = np.random.default_rng(0).standard_normal((3, 2, 30, 8), dtype=np.float32)
     arrays.flags.writeable = False
-    out, vjp = numbaflash.attention_vjp(*arrays, sinks=arrays[0, 0, 0, :2], bias=arrays[1, 0, :1, :1],
-                                        backend=backend.name)
+    out, vjp = numbaflash.attention_vjp(
+        *arrays, sinks=arrays[0, 0, 0, :2], bias=arrays[1, 0, :1, :1], backend=backend.name
+    )
     out.flags.writeable = False
     vjp(out)
 
@@ -64,7 +65,9 @@ def test_outputs_are_c_contiguous_in_the_layout_asked_for(backend):
         assert out.shape == call.dout.shape
         for array in (out, lse, *gradients, gradients.dbias):
             assert type(array) is np.ndarray and array.flags.c_contiguous and array.flags.writeable
-        for gradient, array in zip((*gradients, gradients.dbias), (call.q, call.k, call.v, call.options["bias"])):
+        for gradient, array in zip(
+            (*gradients, gradients.dbias), (call.q, call.k, call.v, call.options["bias"])
+        ):
             assert gradient.shape == array.shape and gradient.dtype == array.dtype
 
     contiguous()
@@ -75,7 +78,10 @@ def test_outputs_are_c_contiguous_in_the_layout_asked_for(backend):
 @pytest.mark.parametrize("axis", range(4))
 def test_strides_never_change_a_bit(backend, form, axis, dtype):
     rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal(shape).astype(dtype) for shape in [(2, 4, 37, 24), (2, 2, 41, 24), (2, 2, 41, 20), (2, 4, 37, 20)])
+    q, k, v, dout = (
+        rng.standard_normal(shape).astype(dtype)
+        for shape in [(2, 4, 37, 24), (2, 2, 41, 24), (2, 2, 41, 20), (2, 4, 37, 20)]
+    )
     laid = [in_memory(x, form, axis) for x in (q, k, v, dout)]
     plain = [np.array(x) for x in laid]
     options = dict(causal=True, return_lse=True, backend=backend.name)
@@ -123,9 +129,13 @@ def test_fewer_dimensions_are_the_same_call(backend, layout):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 1, 1, 30, 8), dtype=np.float32)
     out, lse = numbaflash.attention(*x, causal=True, return_lse=True, backend=backend.name)
-    two, two_lse = numbaflash.attention(*x[:, 0, 0], causal=True, return_lse=True, layout=layout, backend=backend.name)
+    two, two_lse = numbaflash.attention(
+        *x[:, 0, 0], causal=True, return_lse=True, layout=layout, backend=backend.name
+    )
     three = x[:, 0] if layout == "BHND" else x[:, 0].swapaxes(1, 2)
-    three, three_lse = numbaflash.attention(*three, causal=True, return_lse=True, layout=layout, backend=backend.name)
+    three, three_lse = numbaflash.attention(
+        *three, causal=True, return_lse=True, layout=layout, backend=backend.name
+    )
     np.testing.assert_array_equal(two, out[0, 0])
     np.testing.assert_array_equal(two_lse, lse[0, 0])
     assert three.shape == ((1, 30, 8) if layout == "BHND" else (30, 1, 8)) and three_lse.shape == (1, 30)

@@ -86,19 +86,25 @@ def test_every_input_and_output_dtype(backend, dtype, out_dtype):
     assert out.dtype == np.dtype(out_dtype)
     assert lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
     tolerance = 4 * max(eps(out_dtype), eps(np.float32))
-    np.testing.assert_allclose(out.astype(float), reference.attention(q, k, v)[0].astype(float), atol=tolerance)
+    np.testing.assert_allclose(
+        out.astype(float), reference.attention(q, k, v)[0].astype(float), atol=tolerance
+    )
 
 
-@pytest.mark.parametrize("shape", [
-    dict(q=(0, 2, 5, 4), k=(0, 1, 6, 4), v=(0, 1, 6, 3)),
-    dict(q=(2, 0, 5, 4), k=(2, 0, 6, 4), v=(2, 0, 6, 3)),
-    dict(q=(2, 0, 5, 4), k=(2, 3, 6, 4), v=(2, 3, 6, 3)),
-    dict(q=(2, 2, 0, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 3)),
-    dict(q=(2, 2, 5, 4), k=(2, 1, 0, 4), v=(2, 1, 0, 3)),
-    dict(q=(2, 2, 5, 0), k=(2, 1, 6, 0), v=(2, 1, 6, 3)),
-    dict(q=(2, 2, 5, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 0)),
-    dict(q=(2, 2, 0, 0), k=(2, 2, 0, 0), v=(2, 2, 0, 0)),
-], ids=lambda s: f"{s['q']}{s['k']}{s['v']}")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(q=(0, 2, 5, 4), k=(0, 1, 6, 4), v=(0, 1, 6, 3)),
+        dict(q=(2, 0, 5, 4), k=(2, 0, 6, 4), v=(2, 0, 6, 3)),
+        dict(q=(2, 0, 5, 4), k=(2, 3, 6, 4), v=(2, 3, 6, 3)),
+        dict(q=(2, 2, 0, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 3)),
+        dict(q=(2, 2, 5, 4), k=(2, 1, 0, 4), v=(2, 1, 0, 3)),
+        dict(q=(2, 2, 5, 0), k=(2, 1, 6, 0), v=(2, 1, 6, 3)),
+        dict(q=(2, 2, 5, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 0)),
+        dict(q=(2, 2, 0, 0), k=(2, 2, 0, 0), v=(2, 2, 0, 0)),
+    ],
+    ids=lambda s: f"{s['q']}{s['k']}{s['v']}",
+)
 def test_an_axis_may_be_empty(backend, shape):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(shape[name]).astype(np.float32) for name in "qkv")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import EVERY_DTYPE, EVERY_VARIANT, Variant, bfloat16, calls, f16, f32, f64
+from strategies import EVERY_DTYPE, EVERY_VARIANT, Variant, calls, f16, f32, f64
 from tolerances import assert_backward, assert_forward
 
 import numbaflash
@@ -93,8 +93,13 @@ def test_gradients_are_finite_differences_of_the_forward_call(backend):
     rng = np.random.default_rng(3)
     q, k, v = rng.standard_normal((3, 2, 13, 6))
     options = dict(
-        causal=True, softcap=2.0, bias=rng.standard_normal((13, 13)), sinks=rng.standard_normal(2),
-        dropout_p=0.2, seed=4, backend=backend.name,
+        causal=True,
+        softcap=2.0,
+        bias=rng.standard_normal((13, 13)),
+        sinks=rng.standard_normal(2),
+        dropout_p=0.2,
+        seed=4,
+        backend=backend.name,
     )
     (out, lse), vjp = numbaflash.attention_vjp(q, k, v, return_lse=True, **options)
     dout, dlse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
@@ -112,7 +117,9 @@ def test_gradients_are_finite_differences_of_the_forward_call(backend):
         direction = {other: np.zeros_like(value) for other, value in inputs.items()}
         direction[name] = rng.standard_normal(inputs[name].shape)
         slope = (loss(1e-5, direction) - loss(-1e-5, direction)) / 2e-5
-        assert slope == pytest.approx((getattr(gradients, f"d{name}") * direction[name]).sum(), rel=1e-7, abs=1e-8)
+        assert slope == pytest.approx(
+            (getattr(gradients, f"d{name}") * direction[name]).sum(), rel=1e-7, abs=1e-8
+        )
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -120,7 +127,9 @@ def test_gradients_have_the_dtypes_of_their_inputs(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, 10, 8)).astype(dtype)
     options = dict(
-        bias=rng.standard_normal((1, 10)).astype(f16), sinks=rng.standard_normal(2).astype(f64), backend=backend.name
+        bias=rng.standard_normal((1, 10)).astype(f16),
+        sinks=rng.standard_normal(2).astype(f64),
+        backend=backend.name,
     )
     out, vjp = numbaflash.attention_vjp(q, k, v, out_dtype=f32, **options)
     gradients = vjp(out)
@@ -137,7 +146,9 @@ def test_gradients_of_options_that_were_not_given_are_none(backend):
     assert gradients.dbias is None and gradients.dsinks is None and gradients.dmod_args is None
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 1), (5, 7), (1, 5, 7), (4, 1, 1), (2, 1, 1, 7), (2, 4, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (5, 1), (5, 7), (1, 5, 7), (4, 1, 1), (2, 1, 1, 7), (2, 4, 5, 7)]
+)
 def test_the_gradient_of_a_bias_has_its_shape(backend, shape):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 4, n, 3)) for n in (5, 7, 7))
@@ -155,18 +166,26 @@ def test_keys_that_no_query_sees_get_a_zero_gradient(backend):
     out, vjp = numbaflash.attention_vjp(q, k, v, **options, backend=backend.name)
     dq, dk, dv = vjp(np.ones_like(out))
     for gradient in (dk, dv):
-        assert not gradient[0, :, :10].any() and not gradient[0, :, 60:].any() and gradient[0, :, 10:60].any(axis=-1).all()
+        assert (
+            not gradient[0, :, :10].any()
+            and not gradient[0, :, 60:].any()
+            and gradient[0, :, 10:60].any(axis=-1).all()
+        )
         assert not gradient[1, :, 15:].any() and gradient[1, :, :15].any()
 
 
-@pytest.mark.parametrize("shape", [
-    dict(q=(0, 2, 5, 4), k=(0, 1, 6, 4), v=(0, 1, 6, 3)),
-    dict(q=(2, 0, 5, 4), k=(2, 3, 6, 4), v=(2, 3, 6, 3)),
-    dict(q=(2, 2, 0, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 3)),
-    dict(q=(2, 2, 5, 4), k=(2, 1, 0, 4), v=(2, 1, 0, 3)),
-    dict(q=(2, 2, 5, 0), k=(2, 1, 6, 0), v=(2, 1, 6, 3)),
-    dict(q=(2, 2, 5, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 0)),
-], ids=lambda s: f"{s['q']}{s['k']}{s['v']}")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(q=(0, 2, 5, 4), k=(0, 1, 6, 4), v=(0, 1, 6, 3)),
+        dict(q=(2, 0, 5, 4), k=(2, 3, 6, 4), v=(2, 3, 6, 3)),
+        dict(q=(2, 2, 0, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 3)),
+        dict(q=(2, 2, 5, 4), k=(2, 1, 0, 4), v=(2, 1, 0, 3)),
+        dict(q=(2, 2, 5, 0), k=(2, 1, 6, 0), v=(2, 1, 6, 3)),
+        dict(q=(2, 2, 5, 4), k=(2, 1, 6, 4), v=(2, 1, 6, 0)),
+    ],
+    ids=lambda s: f"{s['q']}{s['k']}{s['v']}",
+)
 def test_an_axis_may_be_empty(backend, shape):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(shape[name]).astype(np.float32) for name in "qkv")
@@ -174,7 +193,9 @@ def test_an_axis_may_be_empty(backend, shape):
     (out, lse), vjp = numbaflash.attention_vjp(q, k, v, return_lse=True, backend=backend.name, **options)
     gradients = vjp(np.ones_like(out), np.ones_like(lse))
     exact = reference.attention_backward(np.ones_like(out), q, k, v, dlse=np.ones_like(lse), **options)
-    for ours, theirs in zip((*gradients, gradients.dbias, gradients.dsinks), (*exact, exact.dbias, exact.dsinks)):
+    for ours, theirs in zip(
+        (*gradients, gradients.dbias, gradients.dsinks), (*exact, exact.dbias, exact.dsinks)
+    ):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 

@@ -29,7 +29,9 @@ def seen_on_paper(n, m, *, causal=False, window=(None, None), q_offset=None, mas
     for i, j in np.ndindex(n, m):
         pos = i + offset
         seen[i, j] = (
-            (not causal or j <= pos) and (left is None or pos - left <= j) and (right is None or j <= pos + right)
+            (not causal or j <= pos)
+            and (left is None or pos - left <= j)
+            and (right is None or j <= pos + right)
             and (mask is None or bool(mask[i, j]))
         )
     return seen
@@ -39,7 +41,10 @@ side = st.none() | st.integers(0, 5) | st.integers(0, 150)
 
 
 @given(
-    n=st.integers(0, 140), m=st.integers(1, 140), causal=st.booleans(), window=st.tuples(side, side),
+    n=st.integers(0, 140),
+    m=st.integers(1, 140),
+    causal=st.booleans(),
+    window=st.tuples(side, side),
     q_offset=st.none() | st.integers(-150, 150),
 )
 def test_causal_window_and_offset_show_exactly_their_keys(backend, n, m, causal, window, q_offset):
@@ -48,17 +53,32 @@ def test_causal_window_and_offset_show_exactly_their_keys(backend, n, m, causal,
 
 
 @pytest.mark.parametrize("n, m", [(1, 1), (1, 300), (300, 1), (64, 64), (63, 65), (65, 63), (128, 257)])
-@pytest.mark.parametrize("options", [
-    dict(causal=True), dict(causal=True, q_offset=0), dict(causal=True, q_offset=-40), dict(causal=True, q_offset=70),
-    dict(window=(0, 0)), dict(window=(0, 0), q_offset=0), dict(window=(17, None)), dict(window=(None, 31)),
-    dict(causal=True, window=(31, 5)), dict(causal=True, window=(0, None)), dict(q_offset=10_000, causal=True),
-    dict(window=(2**50, 2**50)), dict(window=(1, 1), q_offset=10_000),
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(causal=True),
+        dict(causal=True, q_offset=0),
+        dict(causal=True, q_offset=-40),
+        dict(causal=True, q_offset=70),
+        dict(window=(0, 0)),
+        dict(window=(0, 0), q_offset=0),
+        dict(window=(17, None)),
+        dict(window=(None, 31)),
+        dict(causal=True, window=(31, 5)),
+        dict(causal=True, window=(0, None)),
+        dict(q_offset=10_000, causal=True),
+        dict(window=(2**50, 2**50)),
+        dict(window=(1, 1), q_offset=10_000),
+    ],
+    ids=str,
+)
 def test_edges_of_tiles_and_of_the_keys(backend, n, m, options):
     np.testing.assert_array_equal(seen_by_counting(n, m, backend, **options), seen_on_paper(n, m, **options))
 
 
-@given(st.integers(1, 100), st.integers(1, 140), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.5, 0.99]))
+@given(
+    st.integers(1, 100), st.integers(1, 140), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.5, 0.99])
+)
 def test_a_mask_shows_exactly_its_keys(backend, n, m, seed, share):
     mask = np.random.default_rng(seed).random((n, m)) < share
     np.testing.assert_array_equal(seen_by_counting(n, m, backend, mask=mask), mask)
@@ -131,7 +151,8 @@ def test_a_negative_scale_is_a_negated_query(backend):
     q, k, v = rng.standard_normal((3, 60, 8))
     np.testing.assert_allclose(
         numbaflash.attention(q, k, v, scale=-0.3, backend=backend.name),
-        numbaflash.attention(-q, k, v, scale=0.3, backend=backend.name), rtol=1e-14,
+        numbaflash.attention(-q, k, v, scale=0.3, backend=backend.name),
+        rtol=1e-14,
     )
 
 
@@ -155,7 +176,9 @@ def test_huge_scores_pick_the_largest_without_overflow(backend, dtype, size):
     q, k = np.full((3, 1), size, dtype), keys[:, None].astype(dtype)
     v = rng.standard_normal((200, 5)).astype(dtype)
     out, lse = numbaflash.attention(q, k, v, scale=1.0, return_lse=True, backend=backend.name)
-    np.testing.assert_allclose(out, np.broadcast_to(v[np.argmax(keys)], out.shape), rtol=4 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        out, np.broadcast_to(v[np.argmax(keys)], out.shape), rtol=4 * np.finfo(dtype).eps
+    )
     np.testing.assert_allclose(lse, 199 * size, rtol=1e-6)
 
 
@@ -167,7 +190,9 @@ def test_huge_scores_have_gradients_as_exact_as_their_lse(backend, dtype):
     out, vjp = numbaflash.attention_vjp(q, k, v, scale=1.0, backend=backend.name)
     dq, dk, dv = vjp(np.ones_like(out))
     lost = 4 * 199 * size * np.finfo(dtype).eps
-    np.testing.assert_allclose(dv, np.where(keys[:, None] == 199, 3.0, 0.0) * np.ones_like(v), rtol=lost, atol=1e-30)
+    np.testing.assert_allclose(
+        dv, np.where(keys[:, None] == 199, 3.0, 0.0) * np.ones_like(v), rtol=lost, atol=1e-30
+    )
     assert np.abs(dq).max() < 200 * 10 * lost and np.abs(dk).max() < 300 * 10 * lost
 
 

@@ -67,8 +67,10 @@ def test_the_share_of_dropped_pairs_is_p_in_every_residue(p):
 
 def test_seeds_heads_and_sequences_draw_unrelated_patterns():
     i, j = np.arange(128)[:, None], np.arange(128)
-    patterns = [keep_pattern(0.5, s, n, h, i, j) for s, n, h in
-                [(0, 0, 0), (1, 0, 0), (2**32, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)]]
+    patterns = [
+        keep_pattern(0.5, s, n, h, i, j)
+        for s, n, h in [(0, 0, 0), (1, 0, 0), (2**32, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)]
+    ]
     for a in range(len(patterns)):
         for b in range(a):
             assert abs((patterns[a] == patterns[b]).mean() - 0.5) < 5 * 0.5 / 128
@@ -84,9 +86,12 @@ def test_the_threshold_never_drops_everything():
 def test_attention_drops_what_the_pattern_says(backend, seed):
     n, m = min(70, backend.rows), min(150, backend.rows)
     q, k = np.zeros((2, 3, n, 1), np.float32), np.zeros((2, 3, m, 1), np.float32)
-    keep = np.stack([
-        [keep_pattern(0.4, seed, b, h, np.arange(n)[:, None], np.arange(m)) for h in range(3)] for b in range(2)
-    ])
+    keep = np.stack(
+        [
+            [keep_pattern(0.4, seed, b, h, np.arange(n)[:, None], np.arange(m)) for h in range(3)]
+            for b in range(2)
+        ]
+    )
     for keys in range(0, m, 32):
         v = np.zeros((2, 3, m, 32), np.float32)
         for key in range(keys, min(m, keys + 32)):

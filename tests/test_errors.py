@@ -39,8 +39,12 @@ WRONG_CALLS = [
     ("v of another dtype", TypeError, "v", dict(v=ones(*V, dtype=np.float16))),
     ("q of the other byte order", TypeError, "q", dict(q=ones(*Q, dtype=">f4"))),
     ("k of the other byte order", TypeError, "k", dict(k=ones(*K, dtype=">f4"))),
-    ("q float8", NotImplementedError, "q", {name: ones(*shape).astype(ml_dtypes.float8_e4m3fn)
-                                            for name, shape in zip("qkv", (Q, K, V))}),
+    (
+        "q float8",
+        NotImplementedError,
+        "q",
+        {name: ones(*shape).astype(ml_dtypes.float8_e4m3fn) for name, shape in zip("qkv", (Q, K, V))},
+    ),
     ("q 1-D", ValueError, "q", dict(q=ones(8), k=ones(8), v=ones(8))),
     ("q 0-D", ValueError, "q", dict(q=ones(), k=ones(), v=ones())),
     ("q 5-D", ValueError, "q", {name: ones(1, *shape) for name, shape in zip("qkv", (Q, K, V))}),
@@ -125,7 +129,12 @@ WRONG_CALLS = [
     ("q_offset hugely negative", ValueError, "q_offset", dict(q_offset=-(2**70))),
     ("one q_offset huge", ValueError, "q_offset", dict(q_offset=[0, 2**41])),
     ("one q_offset beyond int64", (TypeError, ValueError), "q_offset", dict(q_offset=[0, 2**70])),
-    ("one q_offset beyond int64, unsigned", ValueError, "q_offset", dict(q_offset=np.array([0, 2**64 - 1], np.uint64))),
+    (
+        "one q_offset beyond int64, unsigned",
+        ValueError,
+        "q_offset",
+        dict(q_offset=np.array([0, 2**64 - 1], np.uint64)),
+    ),
     ("q_lengths too long", ValueError, "q_lengths", dict(q_lengths=[5, 6])),
     ("q_lengths negative", ValueError, "q_lengths", dict(q_lengths=[5, -1])),
     ("q_lengths of floats", TypeError, "q_lengths", dict(q_lengths=[5.0, 5.0])),
@@ -136,8 +145,12 @@ WRONG_CALLS = [
     ("kv_lengths of floats", TypeError, "kv_lengths", dict(kv_lengths=[5.0, 5.0])),
     ("kv_lengths a matrix", ValueError, "kv_lengths", dict(kv_lengths=[[5, 5]])),
     ("kv_lengths beyond int64", (TypeError, ValueError), "kv_lengths", dict(kv_lengths=[2**70, 1])),
-    ("kv_lengths beyond int64, unsigned", ValueError, "kv_lengths",
-     dict(kv_lengths=np.array([2**64 - 1, 1], np.uint64))),
+    (
+        "kv_lengths beyond int64, unsigned",
+        ValueError,
+        "kv_lengths",
+        dict(kv_lengths=np.array([2**64 - 1, 1], np.uint64)),
+    ),
     ("score_mod", NotImplementedError, "score_mod", dict(score_mod=lambda *x: x[0])),
     ("mask_mod", NotImplementedError, "mask_mod", dict(mask_mod=lambda *x: True)),
     ("mod_args", NotImplementedError, "mod_args", dict(mod_args=(1,))),
@@ -150,9 +163,17 @@ WRONG_CALLS = [
     ("config", NotImplementedError, "config", dict(config={})),
 ]
 WRONG_CALLS += [
-    ("kv_lengths without a place for the queries, " + name, ValueError, "q_lengths", dict(kv_lengths=[4, 7], **option))
-    for name, option in [("causal", dict(causal=True)), ("window", dict(window=(2, None))),
-                         ("alibi", dict(alibi_slopes=ones(4)))]
+    (
+        "kv_lengths without a place for the queries, " + name,
+        ValueError,
+        "q_lengths",
+        dict(kv_lengths=[4, 7], **option),
+    )
+    for name, option in [
+        ("causal", dict(causal=True)),
+        ("window", dict(window=(2, None))),
+        ("alibi", dict(alibi_slopes=ones(4))),
+    ]
 ]
 RIGHT_CALLS = [
     ("kv_lengths alone", dict(kv_lengths=[4, 7])),
@@ -160,12 +181,18 @@ RIGHT_CALLS = [
     ("kv_lengths with q_lengths", dict(kv_lengths=[4, 7], causal=True, q_lengths=[4, 5])),
     ("kv_lengths no shorter than the queries", dict(kv_lengths=[5, 6], causal=True)),
     ("lists of lengths and slopes", dict(kv_lengths=[4, 7], q_lengths=(5, 5), alibi_slopes=[1, 2, 3, 4])),
-    ("NumPy scalars", dict(causal=np.True_, scale=np.float32(0.5), q_offset=np.int32(1), window=(np.int8(1), None))),
+    (
+        "NumPy scalars",
+        dict(causal=np.True_, scale=np.float32(0.5), q_offset=np.int32(1), window=(np.int8(1), None)),
+    ),
     ("a scalar length", dict(q_lengths=3, kv_lengths=np.int64(6))),
     ("an open window", dict(window=(None, None))),
     ("a list for the window", dict(window=[2, 3])),
     ("unsigned lengths", dict(kv_lengths=np.array([4, 7], np.uint8), q_lengths=np.array([1, 2], np.uint64))),
-    ("bfloat16 bias and slopes", dict(bias=ones(5, 7).astype(bfloat16), alibi_slopes=ones(4).astype(bfloat16))),
+    (
+        "bfloat16 bias and slopes",
+        dict(bias=ones(5, 7).astype(bfloat16), alibi_slopes=ones(4).astype(bfloat16)),
+    ),
     ("numbers as 0-d arrays", dict(scale=np.array(0.5), softcap=np.array(3, np.float32))),
     ("a seed without dropout", dict(seed=2**64 - 1)),
     ("validate", dict(validate=True)),
@@ -207,7 +234,12 @@ WRONG_PACKED_CALLS = [
     ("cu_seqlens_k decreasing", ValueError, "cu_seqlens_k", dict(cu_seqlens_k=np.array([0, 7, 5]))),
     ("cu_seqlens_k past the end", ValueError, "cu_seqlens_k", dict(cu_seqlens_k=np.array([0, 7, 13]))),
     ("cu_seqlens_k negative", ValueError, "cu_seqlens_k", dict(cu_seqlens_k=np.array([0, -7, 3]))),
-    ("cu_seqlens of different lengths", ValueError, "cu_seqlens_k", dict(cu_seqlens_k=np.array([0, 7, 8, 9]))),
+    (
+        "cu_seqlens of different lengths",
+        ValueError,
+        "cu_seqlens_k",
+        dict(cu_seqlens_k=np.array([0, 7, 8, 9])),
+    ),
     ("cu_seqlens_k missing", TypeError, "cu_seqlens_k", dict(cu_seqlens_k=None)),
     ("cu_seqlens_q missing", TypeError, "cu_seqlens_q", dict(cu_seqlens_q=None)),
     ("layout given", ValueError, "layout", dict(layout="BNHD")),
@@ -221,16 +253,29 @@ WRONG_PACKED_CALLS = [
     ("mask for all rows", ValueError, "mask", dict(mask=ones(TOTAL_Q, TOTAL_K, dtype=bool))),
     ("bias for all rows", ValueError, "bias", dict(bias=ones(TOTAL_Q, TOTAL_K))),
     ("slopes of another count", ValueError, "alibi_slopes", dict(alibi_slopes=ones(3, 4))),
-    ("kv_lengths without a place for the queries", ValueError, "q_lengths", dict(kv_lengths=[2, 7], causal=True)),
+    (
+        "kv_lengths without a place for the queries",
+        ValueError,
+        "q_lengths",
+        dict(kv_lengths=[2, 7], causal=True),
+    ),
 ]
 
 
-@pytest.mark.parametrize("what, error, name, changed", WRONG_PACKED_CALLS, ids=[c[0] for c in WRONG_PACKED_CALLS])
+@pytest.mark.parametrize(
+    "what, error, name, changed", WRONG_PACKED_CALLS, ids=[c[0] for c in WRONG_PACKED_CALLS]
+)
 def test_a_wrong_packed_call_is_refused(what, error, name, changed):
-    given = dict(
-        q=ones(TOTAL_Q, 4, 8), k=ones(TOTAL_K, 2, 8), v=ones(TOTAL_K, 2, 6),
-        cu_seqlens_q=np.array([0, 5, 10]), cu_seqlens_k=np.array([0, 5, 12], np.int32),
-    ) | changed
+    given = (
+        dict(
+            q=ones(TOTAL_Q, 4, 8),
+            k=ones(TOTAL_K, 2, 8),
+            v=ones(TOTAL_K, 2, 6),
+            cu_seqlens_q=np.array([0, 5, 10]),
+            cu_seqlens_k=np.array([0, 5, 12], np.int32),
+        )
+        | changed
+    )
     out = np.full((TOTAL_Q, 4, 6), 7.0, np.float32)
     with pytest.raises(error, match=rf"\b{name}\b"):
         numbaflash.attention_varlen(**given, out=out)
@@ -248,7 +293,11 @@ WRONG_OUT = [
     ("a shape that broadcasts", ValueError, lambda q, k, v: ones(1, *OUT[1:])),
     ("another dtype", TypeError, lambda q, k, v: ones(*OUT, dtype=np.float64)),
     ("read-only", ValueError, lambda q, k, v: np.broadcast_to(ones(), OUT)),
-    ("a broadcast axis", ValueError, lambda q, k, v: np.lib.stride_tricks.as_strided(ones(6), OUT, (0, 0, 0, 4))),
+    (
+        "a broadcast axis",
+        ValueError,
+        lambda q, k, v: np.lib.stride_tricks.as_strided(ones(6), OUT, (0, 0, 0, 4)),
+    ),
     ("over q", ValueError, lambda q, k, v: q[..., :VALUE_DIM]),
     ("over v", ValueError, lambda q, k, v: np.lib.stride_tricks.as_strided(v, OUT, (0,) * 3 + (4,))),
 ]
@@ -296,11 +345,14 @@ WRONG_BACKWARD = [
 ]
 
 
-@pytest.mark.parametrize("what, error, name, changed", WRONG_BACKWARD, ids=[call[0] for call in WRONG_BACKWARD])
+@pytest.mark.parametrize(
+    "what, error, name, changed", WRONG_BACKWARD, ids=[call[0] for call in WRONG_BACKWARD]
+)
 def test_a_wrong_backward_call_is_refused(what, error, name, changed):
-    given = dict(
-        dout=ones(*OUT), q=ones(*Q), k=ones(*K), v=ones(*V), out=ones(*OUT), lse=ones(*OUT[:3])
-    ) | changed
+    given = (
+        dict(dout=ones(*OUT), q=ones(*Q), k=ones(*K), v=ones(*V), out=ones(*OUT), lse=ones(*OUT[:3]))
+        | changed
+    )
     with pytest.raises(error, match=rf"\b{name}\b"):
         numbaflash.attention_backward(**given)
 
@@ -344,14 +396,35 @@ def test_mixed_kinds_of_arrays_are_refused():
         numbaflash.attention(ones(3, 2), ones(3, 2), ones(3, 2), bias=torch.ones(3, 3))
 
 
-NONSENSE = dict(matrix=ones(3, 2), character=np.array("x"), text="text", object=object(), inf=float("inf"), huge=10**400)
+NONSENSE = dict(
+    matrix=ones(3, 2), character=np.array("x"), text="text", object=object(), inf=float("inf"), huge=10**400
+)
 
 
 @pytest.mark.parametrize("value", NONSENSE.values(), ids=NONSENSE.keys())
-@pytest.mark.parametrize("name", [
-    "causal", "window", "q_offset", "scale", "softcap", "bias", "mask", "alibi_slopes", "sinks", "q_lengths",
-    "kv_lengths", "dropout_p", "seed", "layout", "out_dtype", "precision", "deterministic", "backend",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "causal",
+        "window",
+        "q_offset",
+        "scale",
+        "softcap",
+        "bias",
+        "mask",
+        "alibi_slopes",
+        "sinks",
+        "q_lengths",
+        "kv_lengths",
+        "dropout_p",
+        "seed",
+        "layout",
+        "out_dtype",
+        "precision",
+        "deterministic",
+        "backend",
+    ],
+)
 def test_nonsense_is_never_anything_but_a_type_or_value_error(name, value):
     with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
         numbaflash.attention(ones(*Q), ones(*K), ones(*V), **{name: value})

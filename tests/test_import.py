@@ -16,7 +16,9 @@ PACKAGE = Path(numbaflash.__file__).parent
 
 def run(code, **environment):
     env = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(PACKAGE.parent)} | environment
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd="/", timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd="/", timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -28,14 +30,31 @@ def test_importing_takes_under_a_second_once_warm():
 
 def test_importing_loads_no_other_array_library_and_no_gpu_driver():
     loaded = run("import sys, numbaflash; print(*sys.modules)")
-    heavy = {"torch", "cupy", "jax", "matplotlib", "scipy", "pytest", "hypothesis", "numbaflash.cpu.forward",
-             "numbaflash.reference", "numbaflash.cuda", "numbaflash.emulator"}
+    heavy = {
+        "torch",
+        "cupy",
+        "jax",
+        "matplotlib",
+        "scipy",
+        "pytest",
+        "hypothesis",
+        "numbaflash.cpu.forward",
+        "numbaflash.reference",
+        "numbaflash.cuda",
+        "numbaflash.emulator",
+    }
     assert not heavy & set(loaded)
 
 
 def test_the_public_names_are_few_and_documented():
     assert sorted(numbaflash.__all__) == [
-        "Gradients", "Options", "attention", "attention_backward", "attention_varlen", "attention_vjp", "merge_states",
+        "Gradients",
+        "Options",
+        "attention",
+        "attention_backward",
+        "attention_varlen",
+        "attention_vjp",
+        "merge_states",
     ]
     for name in numbaflash.__all__:
         assert len(getattr(numbaflash, name).__doc__) > 100, name
@@ -57,8 +76,11 @@ def test_it_runs_from_an_unwritable_folder_without_a_home(tmp_path):
         path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
     try:
         environment = dict(
-            HOME="/nonexistent", XDG_CACHE_HOME="/nonexistent/cache", PYTHONPATH=str(tmp_path / "site"),
-            TMPDIR=str(tmp_path), PYTHONDONTWRITEBYTECODE="1",
+            HOME="/nonexistent",
+            XDG_CACHE_HOME="/nonexistent/cache",
+            PYTHONPATH=str(tmp_path / "site"),
+            TMPDIR=str(tmp_path),
+            PYTHONDONTWRITEBYTECODE="1",
         )
         file, total = as_nobody(CALL, **environment)
         assert Path(file).parent == tmp_path / "site" / "numbaflash"

@@ -15,7 +15,8 @@ def status(name):
 
 n, which = int(sys.argv[1]), sys.argv[2]
 rng = np.random.default_rng(0)
-small, vjp = numbaflash.attention_vjp(*rng.standard_normal((3, 256, 64), dtype=np.float32), causal=True, backend="cpu")
+small = rng.standard_normal((3, 256, 64), dtype=np.float32)
+small, vjp = numbaflash.attention_vjp(*small, causal=True, backend="cpu")
 if which == "backward":
     vjp(small)
 q, k, v, out = rng.standard_normal((4, n, 64), dtype=np.float32)
@@ -33,7 +34,9 @@ else:
 print(status("VmHWM") - before)
 """
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counter")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counter"
+)
 
 
 def peak_beyond_inputs(n, which):

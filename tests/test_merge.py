@@ -126,8 +126,9 @@ def test_the_merge_is_rounded_once_to_the_dtype_asked_for(dtype):
 def test_results_of_attention_merge(backend):
     q, k, v = (x.astype(np.float32) for x in inputs(rows=30, keys=60))
     parts = [
-        numbaflash.attention(q, k[:, :, s], v[:, :, s], causal=True, q_offset=offset, return_lse=True,
-                             backend=backend.name)
+        numbaflash.attention(
+            q, k[:, :, s], v[:, :, s], causal=True, q_offset=offset, return_lse=True, backend=backend.name
+        )
         for s, offset in ((slice(0, 25), 30), (slice(25, 60), 5))
     ]
     out, lse = merge_states(*zip(*parts))

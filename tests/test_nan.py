@@ -12,7 +12,10 @@ from tolerances import assert_backward, assert_forward
 import numbaflash
 
 VARIANTS = [
-    Variant(f32), Variant(f64), Variant(f16), Variant(bfloat16, frozenset({"bias", "mask"})),
+    Variant(f32),
+    Variant(f64),
+    Variant(f16),
+    Variant(bfloat16, frozenset({"bias", "mask"})),
     Variant(f32, frozenset({"softcap", "bias", "alibi", "mask", "dropout"})),
 ]
 POISON = [np.nan, np.inf, -np.inf]
@@ -65,10 +68,15 @@ def test_visible_nan_reaches_exactly_what_the_formula_says_backward(backend):
 
 
 @pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("variant", [
-    pytest.param(v, id=f"{v.dtype}-{len(v.stages)}", marks=[pytest.mark.slow] if v.dtype in HALVES else [])
-    for v in VARIANTS
-])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(
+            v, id=f"{v.dtype}-{len(v.stages)}", marks=[pytest.mark.slow] if v.dtype in HALVES else []
+        )
+        for v in VARIANTS
+    ],
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_hidden_memory_is_never_read_as_numbers(backend, poison, variant, packed):
     """Keys past kv_lengths, rows past q_lengths, and keys outside every row's window."""
@@ -78,7 +86,9 @@ def test_hidden_memory_is_never_read_as_numbers(backend, poison, variant, packed
     if "softcap" in variant.stages:
         options |= dict(softcap=5.0, alibi_slopes=[0.1, 0.2], dropout_p=0.2, seed=1)
     if "bias" in variant.stages:
-        options |= dict(bias=rng.standard_normal((2, 1, n, m)).astype(variant.dtype), mask=rng.random((n, m)) < 0.9)
+        options |= dict(
+            bias=rng.standard_normal((2, 1, n, m)).astype(variant.dtype), mask=rng.random((n, m)) < 0.9
+        )
     q, dout = (rng.standard_normal((2, n, 2, 16)).astype(variant.dtype) for _ in range(2))
     k, v = (rng.standard_normal((2, m, 1, 16)).astype(variant.dtype) for _ in range(2))
     dlse = rng.standard_normal((2, 2, n)).astype(f64 if variant.dtype == f64 else f32)
@@ -152,7 +162,9 @@ def test_a_pair_hidden_by_mask_or_bias_carries_nothing(backend, poison, where, h
     arrays = dict(zip("qkv", rng.standard_normal((3, 1, 130, 16), dtype=np.float32)))
     seen = rng.random((130, 130)) < 0.7
     seen[:, 40] = np.arange(130) % 3 == 0
-    hidden_by = dict(mask=seen) if hide == "mask" else dict(bias=np.where(seen, 0, -np.inf).astype(np.float32))
+    hidden_by = (
+        dict(mask=seen) if hide == "mask" else dict(bias=np.where(seen, 0, -np.inf).astype(np.float32))
+    )
     clean = numbaflash.attention(**arrays, **hidden_by, backend=backend.name)
     arrays[where][0, 40, 3] = poison
     out, vjp = numbaflash.attention_vjp(**arrays, **hidden_by, backend=backend.name)
@@ -187,8 +199,9 @@ def test_nan_in_a_sink_reaches_its_head_alone(backend):
 def test_an_infinite_value_reaches_the_rows_that_see_it_as_itself(backend):
     v = np.random.default_rng(0).standard_normal((100, 8), dtype=np.float32)
     v[60, 2], v[70, 2], v[80, 3] = np.inf, -np.inf, -np.inf
-    out = numbaflash.attention(np.zeros((100, 4), np.float32), np.zeros((100, 4), np.float32), v, causal=True,
-                               backend=backend.name)
+    out = numbaflash.attention(
+        np.zeros((100, 4), np.float32), np.zeros((100, 4), np.float32), v, causal=True, backend=backend.name
+    )
     assert np.isfinite(out[:60]).all()
     assert (out[60:70, 2] == np.inf).all() and np.isnan(out[70:, 2]).all()
     assert np.isfinite(out[:80, 3]).all() and (out[80:, 3] == -np.inf).all()
@@ -211,7 +224,9 @@ def test_scores_that_overflow_the_input_dtype_do_not_overflow(backend, dtype):
     q, k = np.full((40, 4), 200, dtype), np.full((50, 4), 200, dtype)
     v = np.random.default_rng(0).standard_normal((50, 3)).astype(dtype)
     out, lse = numbaflash.attention(q, k, v, scale=1.0, return_lse=True, backend=backend.name)
-    np.testing.assert_allclose(out.astype(float), np.broadcast_to(v.astype(float).mean(axis=0), out.shape), atol=1e-3)
+    np.testing.assert_allclose(
+        out.astype(float), np.broadcast_to(v.astype(float).mean(axis=0), out.shape), atol=1e-3
+    )
     np.testing.assert_allclose(lse, 160_000 + np.log(50), rtol=1e-6)
 
 

@@ -43,9 +43,19 @@ OPTION_MIXES = {
     "lengths": dict(q_lengths=[3, 5], kv_lengths=[4, 0]),
     "dropout": dict(dropout_p=0.4, seed=2**63 + 5),
     "everything": dict(
-        causal=True, window=(3, None), q_offset=[2, 1], scale=0.9, softcap=1.5, bias=normal(HEADS, 1, KEYS),
-        mask=normal(2, 1, ROWS, KEYS) > -1, alibi_slopes=normal(2, HEADS) ** 2, sinks=normal(HEADS),
-        q_lengths=[5, 4], kv_lengths=[6, 7], dropout_p=0.25, seed=11,
+        causal=True,
+        window=(3, None),
+        q_offset=[2, 1],
+        scale=0.9,
+        softcap=1.5,
+        bias=normal(HEADS, 1, KEYS),
+        mask=normal(2, 1, ROWS, KEYS) > -1,
+        alibi_slopes=normal(2, HEADS) ** 2,
+        sinks=normal(HEADS),
+        q_lengths=[5, 4],
+        kv_lengths=[6, 7],
+        dropout_p=0.25,
+        seed=11,
     ),
 }
 
@@ -118,7 +128,9 @@ def test_a_row_that_sees_nothing_is_zero_and_has_no_gradient():
     q, k, v = inputs()
     options = dict(causal=True, q_offset=-2, bias=normal(ROWS, KEYS))
     out, lse = reference.attention(q, k, v, **options)
-    assert (out[:, :, :2] == 0).all() and (lse[:, :, :2] == -np.inf).all() and np.isfinite(lse[:, :, 2:]).all()
+    assert (
+        (out[:, :, :2] == 0).all() and (lse[:, :, :2] == -np.inf).all() and np.isfinite(lse[:, :, 2:]).all()
+    )
     gradients = reference.attention_backward(normal(*out.shape), q, k, v, dlse=normal(*lse.shape), **options)
     assert not gradients.dq[:, :, :2].any() and not gradients.dbias[:2].any()
     assert all(np.isfinite(g).all() for g in gradients)
@@ -163,8 +175,9 @@ def test_grouped_heads_share_keys_and_sum_their_gradients():
     dout = normal(*q.shape[:3], VALUE_DIM)
     grouped = reference.attention_backward(dout, q, k, v)
     repeated = reference.attention_backward(dout, q, *(np.repeat(x, 2, axis=1) for x in (k, v)))
-    np.testing.assert_array_equal(reference.attention(q, k, v)[0],
-                                  reference.attention(q, *(np.repeat(x, 2, axis=1) for x in (k, v)))[0])
+    np.testing.assert_array_equal(
+        reference.attention(q, k, v)[0], reference.attention(q, *(np.repeat(x, 2, axis=1) for x in (k, v)))[0]
+    )
     np.testing.assert_allclose(grouped.dk, repeated.dk[:, 0::2] + repeated.dk[:, 1::2], rtol=1e-15)
     np.testing.assert_allclose(grouped.dv, repeated.dv[:, 0::2] + repeated.dv[:, 1::2], rtol=1e-15)
 
@@ -182,8 +195,10 @@ def test_lengths_are_the_shorter_call(name):
         part = dict(options)
         if "everything" in name:
             part |= dict(
-                bias=options["bias"][:, :, : nk[b]], mask=options["mask"][b, 0, : nq[b], : nk[b]],
-                alibi_slopes=options["alibi_slopes"][b], q_offset=offset[b],
+                bias=options["bias"][:, :, : nk[b]],
+                mask=options["mask"][b, 0, : nq[b], : nk[b]],
+                alibi_slopes=options["alibi_slopes"][b],
+                q_offset=offset[b],
             )
         out, part_lse = reference.attention(q[b, :, : nq[b]], k[b, :, : nk[b]], v[b, :, : nk[b]], **part)
         np.testing.assert_array_equal(whole[b, :, : nq[b]], out)
@@ -196,7 +211,9 @@ def test_packed_sequences_are_separate_calls():
     q, k, v = normal(10, HEADS, 3), normal(7, 2, 3), normal(7, 2, 2)
     dout = normal(10, HEADS, 2)
     out, lse = reference.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
-    dq, dk, dv = reference.attention_backward(dout, q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
+    dq, dk, dv = reference.attention_backward(
+        dout, q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True
+    )
     assert lse.shape == (HEADS, 10)
     for s in range(3):
         rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
@@ -278,7 +295,10 @@ def test_plain_code_errs_by_a_few_roundings(dtype):
     dout = normal(*problem.out_shape)
     for exact, plain in zip(
         [*reference.forward(problem), *reference.backward(problem, dout)[:3]],
-        [*reference.dense(problem, problem.q.dtype), *reference.dense_backward(problem, problem.q.dtype, dout)[:3]],
+        [
+            *reference.dense(problem, problem.q.dtype),
+            *reference.dense_backward(problem, problem.q.dtype, dout)[:3],
+        ],
     ):
         seen = np.isfinite(exact)
         error = np.abs(plain[seen] - exact[seen]).max()
@@ -308,7 +328,9 @@ def test_torch_agrees_in_float64(name):
         out = torch.nn.functional.scaled_dot_product_attention(*tensors[:3], enable_gqa=True, **theirs)
     out.backward(torch.tensor(dout))
     gradients = reference.attention_backward(dout, q, k, v, **ours)
-    np.testing.assert_allclose(out.detach(), reference.attention(q, k, v, **ours)[0].astype(float), atol=1e-14)
+    np.testing.assert_allclose(
+        out.detach(), reference.attention(q, k, v, **ours)[0].astype(float), atol=1e-14
+    )
     for gradient, tensor in zip((*gradients, gradients.dbias), tensors):
         if tensor.requires_grad:
             np.testing.assert_allclose(tensor.grad, gradient.astype(float), atol=1e-13)

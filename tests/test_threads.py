@@ -37,10 +37,14 @@ def same(ours, theirs):
     return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("mixes", [
-    pytest.param([0] * 4, id="same"), pytest.param([0, 0, 1, 1, 2, 2], id="different"),
-    pytest.param([0, 1, 2, 3, 0, 1, 2, 3], id="with half precision", marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    "mixes",
+    [
+        pytest.param([0] * 4, id="same"),
+        pytest.param([0, 0, 1, 1, 2, 2], id="different"),
+        pytest.param([0, 1, 2, 3, 0, 1, 2, 3], id="with half precision", marks=pytest.mark.slow),
+    ],
+)
 def test_calls_from_several_threads_give_the_bits_they_give_alone(backend, mixes):
     calls = [make(mix, backend, seed) for seed, mix in enumerate(mixes)]
     alone = [call() for call in calls]

@@ -34,7 +34,15 @@ def test_the_visible_range_is_what_counting_gives(row_lo, rows, length, offset, 
     assert list(range(all_lo, all_hi)) == every.tolist()
 
 
-@given(st.integers(0, 50), st.integers(0, 20), st.sampled_from([1, 2, 7, 16]), st.integers(0, 60), offsets, side, side)
+@given(
+    st.integers(0, 50),
+    st.integers(0, 20),
+    st.sampled_from([1, 2, 7, 16]),
+    st.integers(0, 60),
+    offsets,
+    side,
+    side,
+)
 def test_tiles_are_empty_full_or_edges(row_lo, rows, block, length, offset, left, right):
     band = row_lo, row_lo + rows, length, offset, left, right
     lo, full_lo, full_hi, hi = tile_range(*band[:2], block, *band[2:])
@@ -62,7 +70,15 @@ def test_the_transposed_band_is_what_the_keys_see(key_lo, keys, rows, offset, le
     assert list(range(all_lo, all_hi)) == np.flatnonzero(seen.all(axis=0)).tolist()
 
 
-@given(st.integers(0, 50), st.integers(0, 20), st.sampled_from([1, 7, 16]), st.integers(0, 60), offsets, side, side)
+@given(
+    st.integers(0, 50),
+    st.integers(0, 20),
+    st.sampled_from([1, 7, 16]),
+    st.integers(0, 60),
+    offsets,
+    side,
+    side,
+)
 def test_the_compiled_functions_are_the_plain_ones(row_lo, rows, block, length, offset, left, right):
     band = row_lo, row_lo + rows, length, offset, left, right
     assert compiled_visible_range(*band) == visible_range(*band)
@@ -73,7 +89,9 @@ compiled_visible_range = compile_plain(visible_range, njit)
 compiled_tile_range = compile_plain(tile_range, njit)
 
 
-@given(st.booleans(), st.none() | st.tuples(st.none() | st.integers(0, 2**60), st.none() | st.integers(0, 2**60)))
+@given(
+    st.booleans(), st.none() | st.tuples(st.none() | st.integers(0, 2**60), st.none() | st.integers(0, 2**60))
+)
 def test_causal_and_window_make_one_band(causal, window):
     band = make_band(causal, window)
     left, right = window or (None, None)

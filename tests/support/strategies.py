@@ -24,7 +24,7 @@ DTYPES = (f16, bfloat16, f32, f64)
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are compiled for. Tests draw from this list and no others, or compiling would eat the suite."""
+    """What kernels are compiled for. Tests draw from VARIANTS alone, or compiling would eat the suite."""
 
     dtype: np.dtype
     stages: frozenset[str] = frozenset()
@@ -56,7 +56,8 @@ variants = st.sampled_from(VARIANTS)
 HALVES = (f16, bfloat16)
 EVERY_VARIANT = [
     pytest.param(
-        variant, id=f"{variant.dtype}-{'+'.join(sorted(variant.stages)) or 'plain'}",
+        variant,
+        id=f"{variant.dtype}-{'+'.join(sorted(variant.stages)) or 'plain'}",
         marks=[pytest.mark.slow] if variant.dtype in HALVES else [],
     )
     for variant in VARIANTS
@@ -94,7 +95,15 @@ class Call:
     def backward(self, backend: str, out: np.ndarray, lse: np.ndarray) -> numbaflash.Gradients:
         """Run its backward pass."""
         return numbaflash.attention_backward(
-            self.dout, self.q, self.k, self.v, out, lse, dlse=self.dlse, backend=backend, **self.packed,
+            self.dout,
+            self.q,
+            self.k,
+            self.v,
+            out,
+            lse,
+            dlse=self.dlse,
+            backend=backend,
+            **self.packed,
             **self.options,
         )
 
@@ -120,11 +129,11 @@ def _describe(value: Any) -> str:
     return f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) and value.size > 8 else repr(value)
 
 
-# ------------------------------------------------------------------------------------------------------- arrays
+# ----------------------------------------------------------------------------------------------------- arrays
 
 
 def in_memory(values: np.ndarray, form: str, axis: int = 0) -> np.ndarray:
-    """The same numbers (for "broadcast": those of index 0 of an axis) lying otherwise, with NaN all around."""
+    """The same numbers (for "broadcast": those of index 0 of an axis) lying otherwise, NaN all around."""
     ndim = values.ndim
     if ndim == 0 or values.size == 0:
         return values
@@ -156,7 +165,7 @@ def memory(draw: st.DrawFn) -> functools.partial:
     return functools.partial(in_memory, form=draw(st.sampled_from(MEMORY)), axis=draw(st.integers(0, 3)))
 
 
-# --------------------------------------------------------------------------------------------------------- calls
+# ------------------------------------------------------------------------------------------------------ calls
 
 
 def sizes(largest: int) -> st.SearchStrategy[int]:
@@ -174,7 +183,11 @@ def head_dims() -> st.SearchStrategy[int]:
 
 @st.composite
 def calls(
-    draw: st.DrawFn, backend, *, variant: Variant | None = None, packed: bool | None = None,
+    draw: st.DrawFn,
+    backend,
+    *,
+    variant: Variant | None = None,
+    packed: bool | None = None,
     options: frozenset[str] | None = None,
 ) -> Call:
     """A whole call that fits a backend.
@@ -203,7 +216,8 @@ def calls(
     if packed:
         sequences = draw(st.integers(0, 4))
         cu = {
-            f"cu_seqlens_{side}": draw(cumulative(sequences, total)) for side, total in (("q", rows), ("k", keys))
+            f"cu_seqlens_{side}": draw(cumulative(sequences, total))
+            for side, total in (("q", rows), ("k", keys))
         }
         shapes = [(rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, value_dim)]
         q_sizes, k_sizes = (np.diff(x).astype(int) for x in cu.values())
@@ -235,7 +249,9 @@ def calls(
     dlse = None
     if draw(st.booleans()):
         swap = packed or layout == "BNHD"
-        rows_shape = out_shape[:-1] if ndim == 2 or not swap else (*out_shape[:-3], out_shape[-2], out_shape[-3])
+        rows_shape = (
+            out_shape[:-1] if ndim == 2 or not swap else (*out_shape[:-3], out_shape[-2], out_shape[-3])
+        )
         dlse = draw(memory())(rng.standard_normal(rows_shape).astype(f64 if variant.dtype == f64 else f32))
     return Call(q, k, v, chosen, cu, dout, dlse)
 
@@ -251,8 +267,14 @@ def cumulative(draw: st.DrawFn, sequences: int, total: int) -> np.ndarray:
 
 @st.composite
 def run_time_options(
-    draw: st.DrawFn, sequences: int, heads: int, q_sizes, k_sizes, variant: Variant,
-    names: frozenset[str] | None, rng,
+    draw: st.DrawFn,
+    sequences: int,
+    heads: int,
+    q_sizes,
+    k_sizes,
+    variant: Variant,
+    names: frozenset[str] | None,
+    rng,
 ) -> dict[str, Any]:
     """Options that need no other kernel."""
 

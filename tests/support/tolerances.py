@@ -4,11 +4,11 @@ A result computed in dtype T passes where its largest error is at most
 
     factor * err_plain(T) + 4 * eps(T) * max|exact| + u * magnitude
 
-with factor 2 for outputs and 3 for gradients. ``exact`` is the oracle's result and ``err_plain`` the error of plain
-code that rounds S and P to T. The last term, u the eps of the accumulator, is what every order of summation may
-lose: ``magnitude`` is the same result with all its terms taken as absolute values. It matters only where terms
-cancel (one visible key makes every dq an exact zero) or where there are so few numbers that plain code is exact by
-luck.
+with factor 2 for outputs and 3 for gradients. ``exact`` is the oracle's result and ``err_plain`` the error of
+plain code that rounds S and P to T. The last term, u the eps of the accumulator, is what every order of summation
+may lose: ``magnitude`` is the same result with all its terms taken as absolute values. It matters only where
+terms cancel (one visible key makes every dq an exact zero) or where there are so few numbers that plain code is
+exact by luck.
 """
 
 import ml_dtypes
@@ -43,7 +43,8 @@ def assert_within(name, actual, exact, plain, dtype, *, factor, magnitude=0.0, u
         at = tuple(int(x) for x in worst)
         raise AssertionError(
             f"{name}[{at}] is {actual[at]}, exactly {exact[at]}: off by {float(error.max()):.3g}, "
-            f"allowed {float(bound):.3g} (plain code errs by {float(plain_error):.3g}, max|exact| {float(largest):.3g}, "
+            f"allowed {float(bound):.3g} "
+            f"(plain code errs by {float(plain_error):.3g}, max|exact| {float(largest):.3g}, "
             f"{int((~(error <= bound)).sum())} of {error.size} numbers are off)"
         )
 
@@ -92,7 +93,7 @@ def coarser(a, b):
     return a if eps(a) >= eps(b) else b
 
 
-# --------------------------------------------------------------------------- sums of the terms' absolute values
+# ------------------------------------------------------------------------- sums of the terms' absolute values
 
 
 def forward_magnitudes(problem: Problem) -> tuple[float, float]:
