@@ -4,19 +4,21 @@
 >>> report = emulator.launch(kernel, grid, block, *arguments)   # doctest: +SKIP
 
 It executes the very PTX that numba.cuda emits, in NumPy, vectorised over threads and blocks, and raises an
-`EmulatorError` where a program does what the PTX ISA does not allow: accesses out of bounds or misaligned, reads of
-memory nobody wrote, races, barriers in divergent code, deadlocks. The `Report` counts traffic, bank conflicts and
-floating point operations, per source line on request.
+`EmulatorError` where a program does what the PTX ISA does not allow: accesses out of bounds or misaligned,
+reads of memory nobody wrote, races, barriers in divergent code, deadlocks. The `Report` counts traffic, bank
+conflicts and floating point operations, per source line on request.
 
-Where to read on: ``parser`` turns text into instructions, ``machine`` runs them, ``opcodes/`` has one small function
-per instruction that says what it does, ``memory`` and ``races`` check accesses, ``counters`` counts.
+Where to read on: ``parser`` turns text into instructions, ``machine`` runs them, ``opcodes/`` has one small
+function per instruction that says what it does, ``memory`` and ``races`` check accesses, ``counters`` counts.
 """
 from .checks import Checks
-from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, TrapError, UninitializedRead,
-                     UnknownInstruction)
+from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, TrapError,
+                     UninitializedRead, UnknownInstruction)
 
-__all__ = ["launch", "execute", "address", "uninitialized", "Checks", "Report", "EmulatorError", "MemoryFault",
-           "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "TrapError", "UnknownInstruction"]
+__all__ = [
+    "launch", "execute", "address", "uninitialized", "Checks", "Report", "EmulatorError", "MemoryFault",
+    "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "TrapError", "UnknownInstruction"
+]
 
 _LAZY = {"launch": "launching", "address": "arguments", "uninitialized": "arguments", "execute": "executor",
          "Report": "report"}

@@ -1,4 +1,5 @@
-"""Kernel arguments: NumPy arrays become global memory, values become parameter bytes (Numba's CUDA calling convention)."""
+"""Kernel arguments: NumPy arrays become global memory, values become parameter bytes (Numba's CUDA calling
+convention)."""
 from __future__ import annotations
 
 import ctypes
@@ -36,7 +37,8 @@ def address(array, offset: int = 0) -> Address:
 
 
 def uninitialized(array) -> Address:
-    """Like `address`, for memory whose content no kernel may read before it writes it (an output, a workspace)."""
+    """Like `address`, for memory whose content no kernel may read before it writes it (an output, a
+    workspace)."""
     made = address(array)
     made.initialized = False
     return made
@@ -84,9 +86,12 @@ class Memory:
                 groups.append([low, high, [name], array, initialized])
         self.places = []
         for low, high, names, array, initialized in groups:
-            data = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8) if high > low else None
+            data = None
+            if high > low:
+                data = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8)
             offset = (low - byte_bounds(root_of(array))[0]) % ARENA_ALIGN
-            start = self.arena.reserve(", ".join(names), high - low, data, initialized, array=array, offset=offset)
+            start = self.arena.reserve(", ".join(names), high - low, data, initialized, array=array,
+                                       offset=offset)
             self.places.append((low, high, start))
 
     def address(self, array, offset=0):
@@ -101,8 +106,8 @@ class Memory:
         self.arena.note_written()
         for array, _, _ in self.arrays.values():
             if array.flags.writeable and array.size:
-                image = np.ndarray(array.shape, array.dtype, self.arena.bytes, self.address(array) - GLOBAL_BASE,
-                                   array.strides)
+                image = np.ndarray(array.shape, array.dtype, self.arena.bytes,
+                                   self.address(array) - GLOBAL_BASE, array.strides)
                 np.copyto(array, image)
 
 
@@ -152,19 +157,22 @@ def flatten_ptx(value, parameter, name, memory):
     """The bytes of one argument for a parameter of PTX text."""
     if isinstance(value, (np.ndarray, Address)):
         if parameter.nbytes != 8:
-            raise TypeError(f"argument {name} is an array, but parameter {parameter.name} is .{parameter.type}")
+            raise TypeError(
+                f"argument {name} is an array, but parameter {parameter.name} is .{parameter.type}")
         array, offset = (value.array, value.offset) if isinstance(value, Address) else (value, 0)
         return pack_scalar(memory.address(array, offset), "u8")
     if isinstance(value, (bytes, bytearray)):
         if len(value) != parameter.nbytes:
-            raise ValueError(f"argument {name} has {len(value)} bytes, parameter {parameter.name} {parameter.nbytes}")
+            raise ValueError(
+                f"argument {name} has {len(value)} bytes, parameter {parameter.name} {parameter.nbytes}")
         return bytes(value)
     kind = parameter.type
     size = BITS[kind] // 8
     if kind in DTYPES and DTYPES[kind].kind == "f":
         return pack_scalar(value, DTYPES[kind])
     if isinstance(value, (np.floating, float)) and not isinstance(value, (int, np.integer)):
-        bits = np.asarray(value).astype(f"f{size}") if not isinstance(value, np.floating) else np.asarray(value)
+        bits = np.asarray(value)
+        bits = bits if isinstance(value, np.floating) else bits.astype(f"f{size}")
         if bits.itemsize == size:
             return bits.tobytes()
     return pack_scalar(int(value) & (1 << 8 * size) - 1, f"u{size}")

@@ -56,19 +56,20 @@ def _call(module, flat, call, stack, counter):
     if function is None or not function.defined:
         function = shim(name)
     if function is None:
-        raise UnknownInstruction(f"PTX line {call.line}: call of {name}, which this PTX does not define", call.line,
-                                 call.source)
+        raise UnknownInstruction(f"PTX line {call.line}: call of {name}, which this PTX does not define",
+                                 call.line, call.source)
     if name in stack:
         raise UnknownInstruction(f"PTX line {call.line}: recursive call of {name}", call.line, call.source)
     if len(given) != len(function.parameters) or len(returned) != len(function.returns):
-        raise UnknownInstruction(f"PTX line {call.line}: call of {name} with {len(given)} parameters", call.line,
-                                 call.source)
+        raise UnknownInstruction(f"PTX line {call.line}: call of {name} with {len(given)} parameters",
+                                 call.line, call.source)
     counter[0] += 1
     prefix = f"{name}#{counter[0]}."
     skip = f"{prefix}skip"
     if call.guard:
-        flat.instructions.append(Instruction("bra", [skip], call.guard, not call.negated, call.line, call.text,
-                                             call.source, ("bra",)))
+        flat.instructions.append(
+            Instruction("bra", [skip], call.guard, not call.negated, call.line, call.text, call.source,
+                        ("bra",)))
     formals = dict(zip((p.name for p in (*function.parameters, *function.returns)), (*given, *returned)))
     _append(module, flat, function, formals, prefix, (*stack, name), counter)
     flat.labels[skip] = len(flat.instructions)

@@ -1,4 +1,5 @@
-"""Kernels to PTX without a GPU. This is the only file of the emulator that imports numba, and only when it is called."""
+"""Kernels to PTX without a GPU. This is the only file of the emulator that imports numba, and only when it
+is called."""
 from __future__ import annotations
 
 import contextlib
@@ -41,7 +42,8 @@ def argument_types(kernel, values):
     """The Numba types a launch would give the arguments."""
     from numba import cuda, types
     dispatcher = kernel if hasattr(kernel, "typeof_pyval") else cuda.jit(kernel)
-    return tuple(types.uint64 if isinstance(value, Address) else dispatcher.typeof_pyval(value) for value in values)
+    return tuple(types.uint64 if isinstance(value, Address) else dispatcher.typeof_pyval(value)
+                 for value in values)
 
 
 def compile_kernel(kernel, values, arch: str):
@@ -52,13 +54,17 @@ def compile_kernel(kernel, values, arch: str):
     options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
     names = function.__code__.co_varnames[:function.__code__.co_argcount]
     if len(names) != len(values):
-        raise TypeError(f"{function.__name__} takes {len(names)} arguments ({', '.join(names)}), not {len(values)}")
+        raise TypeError(
+            f"{function.__name__} takes {len(names)} arguments ({', '.join(names)}), not {len(values)}")
     kinds = argument_types(kernel, values)
     key = function, kinds, arch, repr(sorted(options.items()))
     with _LOCK:
         if key not in _CACHE:
             with pretend_device(capability(arch)):
-                text, _ = cuda.compile_ptx(function, kinds, cc=capability(arch), lineinfo=not options.get("debug"),
+                text, _ = cuda.compile_ptx(function,
+                                           kinds,
+                                           cc=capability(arch),
+                                           lineinfo=not options.get("debug"),
                                            **options)
             _CACHE[key] = text
         return _CACHE[key], kinds, names

@@ -1,4 +1,5 @@
-"""Counting: traffic, bank conflicts, floating point operations, instructions (CUDA C++ Best Practices, Memory)."""
+"""Counting: traffic, bank conflicts, floating point operations, instructions (CUDA C++ Best Practices,
+Memory)."""
 from __future__ import annotations
 
 import re
@@ -34,7 +35,8 @@ def sectors_of(rows):
 def wavefronts_of(rows, nbytes):
     """Passes that shared memory needs: per phase, the most distinct words that fall into one of the 32 banks.
 
-    Accesses of 8 and 16 bytes run in phases of 16 and 8 lanes. Returns (wavefronts, phases with a lane in them).
+    Accesses of 8 and 16 bytes run in phases of 16 and 8 lanes. Returns (wavefronts, phases with a lane in
+    them).
     """
     words = max(nbytes // 4, 1)
     rows = rows.reshape(-1, 32 // words)
@@ -52,11 +54,12 @@ def wavefronts_of(rows, nbytes):
 class Tally:
     """The traffic of one memory instruction. Equal access patterns are counted once and remembered."""
 
-    __slots__ = ("machine", "space", "kind", "nbytes", "instruction", "requests", "bytes", "units", "ideal", "touched",
-                 "base", "pattern", "phase", "known_lanes", "known", "mask")
+    __slots__ = ("machine", "space", "kind", "nbytes", "instruction", "requests", "bytes", "units", "ideal",
+                 "touched", "base", "pattern", "phase", "known_lanes", "known", "mask")
 
     def __init__(self, machine, instruction, space, kind, nbytes, touched):
-        self.machine, self.instruction, self.space, self.kind, self.nbytes = machine, instruction, space, kind, nbytes
+        self.machine, self.instruction = machine, instruction
+        self.space, self.kind, self.nbytes = space, kind, nbytes
         self.requests = self.bytes = self.units = self.ideal = 0
         self.touched = touched
         self.pattern, self.phase, self.known_lanes, self.known = (), 0, None, (0, 0)
@@ -178,13 +181,23 @@ class Counters:
                 sum(t.units for t in found if t.space == "shared"), sum(t.ideal for t in found),
                 amount * (executed if kind == "mma" else threads) if kind else 0))
         machine = self.machine
-        return Report(
-            kernel=name, grid=machine.grid, block=machine.block, seconds=seconds,
-            warp_instructions=sum(groups.values()), thread_instructions=int(lanes[:-1].sum()),
-            instructions=dict(sorted(groups.items(), key=lambda item: -item[1])), flops=flops, tensor_ops=tensor,
-            global_load=self.traffic("load"), global_store=self.traffic("store"), global_atomic=self.traffic("atomic"),
-            shared_load=self.shared("load"), shared_store=self.shared("store"), shared_atomic=self.shared("atomic"),
-            local_bytes=sum(t.bytes for t in self.tallies.values() if t.space == "local"), line_counts=tuple(lines))
+        return Report(kernel=name,
+                      grid=machine.grid,
+                      block=machine.block,
+                      seconds=seconds,
+                      warp_instructions=sum(groups.values()),
+                      thread_instructions=int(lanes[:-1].sum()),
+                      instructions=dict(sorted(groups.items(), key=lambda item: -item[1])),
+                      flops=flops,
+                      tensor_ops=tensor,
+                      global_load=self.traffic("load"),
+                      global_store=self.traffic("store"),
+                      global_atomic=self.traffic("atomic"),
+                      shared_load=self.shared("load"),
+                      shared_store=self.shared("store"),
+                      shared_atomic=self.shared("atomic"),
+                      local_bytes=sum(t.bytes for t in self.tallies.values() if t.space == "local"),
+                      line_counts=tuple(lines))
 
     def chosen(self, space, kind):
         return [t for t in self.tallies.values() if t.space == space and t.kind == kind]
@@ -194,12 +207,13 @@ class Counters:
         distinct = 0
         if self.touched is not None and kind in self.touched.maps:
             distinct = int(np.count_nonzero(self.touched.maps[kind]))
-        return Traffic(sum(t.requests for t in mine), sum(t.bytes for t in mine), sum(t.units for t in mine), distinct)
+        return Traffic(sum(t.requests for t in mine), sum(t.bytes for t in mine), sum(t.units for t in mine),
+                       distinct)
 
     def shared(self, kind):
         mine = self.chosen("shared", kind)
-        return SharedTraffic(sum(t.requests for t in mine), sum(t.bytes for t in mine), sum(t.units for t in mine),
-                             sum(t.ideal for t in mine))
+        return SharedTraffic(sum(t.requests for t in mine), sum(t.bytes for t in mine),
+                             sum(t.units for t in mine), sum(t.ideal for t in mine))
 
     @staticmethod
     def flops_of(instruction):

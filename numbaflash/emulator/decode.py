@@ -27,7 +27,8 @@ def _granules(function):
         if not size:
             continue
         spaces = {part.split("::")[0] for part in instruction.parts[1:]} & set(ADDRESSED)
-        spaces = {"global" if s == "const" else "local" if s == "param" else s for s in spaces} or set(smallest)
+        spaces = {"global" if s == "const" else "local" if s == "param" else s
+                  for s in spaces} or set(smallest)
         for space in spaces:
             smallest[space] = min(smallest[space], size)
     return smallest
@@ -68,17 +69,20 @@ class Decoder:
         self.spaces = {"global": arena, "shared": self._shared(module_variables, granules["shared"]),
                        "local": self._local(granules["local"])}
         if checks.bounds or checks.initialized or checks.races:
-            self.spaces["local"].shadow = self.local_shadow = LocalShadow(self.spaces["local"], checks.initialized)
+            self.spaces["local"].shadow = self.local_shadow = LocalShadow(self.spaces["local"],
+                                                                          checks.initialized)
             self.spaces["shared"].shadow = self.shared_shadow = SharedShadow(self.spaces["shared"], machine)
             self.local_layout = self._layout(self.spaces["local"], np.uint8(2), np.uint8(0), machine.lanes)
-            self.shared_layout = self._layout(self.spaces["shared"], UNALLOCATED, UNINITIALIZED, machine.blocks)
+            self.shared_layout = self._layout(self.spaces["shared"], UNALLOCATED, UNINITIALIZED,
+                                              machine.blocks)
         if checks.shadowed:
             arena.shadow = GlobalShadow(arena, machine)
         machine.batch_hooks.append(self.new_batch)
 
     # ---- spaces
     def _shared(self, module_variables, granule):
-        """Static variables with guards between them, then the dynamic ones, which all begin at one place (5.1.7)."""
+        """Static variables with guards between them, then the dynamic ones, which all begin at one place
+        (5.1.7)."""
         declared = module_variables | self.function.variables
         variables = {name: v for name, v in declared.items() if v.space == "shared"}
         top, allocations = SHARED_START, []
@@ -151,8 +155,8 @@ class Decoder:
         if operand[0] == "%":
             special = self.special(operand)
             if special is not None:
-                return special.view(dtype) if special.dtype.itemsize == dtype.itemsize else \
-                    special.astype(dtype) if not operand.startswith("%ctaid") else special.view("u4").astype(dtype)
+                same = special.dtype.itemsize == dtype.itemsize
+                return special.view(dtype) if same else special.astype(dtype)
         address = self.symbol(operand)
         if address is not None:
             return np.array(address & (1 << 8 * dtype.itemsize) - 1, f"u{dtype.itemsize}").view(dtype)[()]
@@ -173,7 +177,8 @@ class Decoder:
         return self.registers.view(operand, dtype)
 
     def extending_target(self, operand, dtype):
-        """Like `target`, but a wider register takes the value sign- or zero-extended (9.4.1, operand size rules)."""
+        """Like `target`, but a wider register takes the value sign- or zero-extended (9.4.1, operand size
+        rules)."""
         dtype = np.dtype(dtype)
         if operand == "_":
             return np.empty(self.machine.lanes, dtype)
@@ -228,19 +233,20 @@ class Decoder:
         machine = self.machine
         head, _, axis = name.partition(".")
         at = "xyz".find(axis) if axis else -1
-        full = {"%laneid": lambda: machine.lane_in_warp, "%warpid": lambda: machine.warp_in_block,
-                "%nwarpid": lambda: machine.warps_per_block, "%smid": lambda: machine.block_of, "%nsmid": lambda: 132,
-                "%gridid": lambda: 1, "%dynamic_smem_size": lambda: self.shared_bytes,
-                "%total_smem_size": lambda: self.symbols_end, "%aggr_smem_size": lambda: self.symbols_end,
-                "%lanemask_eq": lambda: 1 << machine.lane_in_warp,
-                "%lanemask_lt": lambda: (1 << machine.lane_in_warp) - 1,
-                "%lanemask_le": lambda: (2 << machine.lane_in_warp) - 1,
-                "%lanemask_gt": lambda: 0xFFFFFFFF & ~((2 << machine.lane_in_warp) - 1),
-                "%lanemask_ge": lambda: 0xFFFFFFFF & ~((1 << machine.lane_in_warp) - 1),
-                "%is_explicit_cluster": lambda: 0, "%cluster_ctarank": lambda: 0, "%cluster_nctarank": lambda: 1}
+        lane = machine.lane_in_warp
+        values = {
+            "%laneid": lane, "%warpid": machine.warp_in_block, "%nwarpid": machine.warps_per_block,
+            "%smid": machine.block_of, "%nsmid": 132, "%gridid": 1,
+            "%dynamic_smem_size": self.shared_bytes, "%total_smem_size": self.symbols_end,
+            "%aggr_smem_size": self.symbols_end,
+            "%lanemask_eq": 1 << lane, "%lanemask_lt": (1 << lane) - 1, "%lanemask_le": (2 << lane) - 1,
+            "%lanemask_gt": 0xFFFFFFFF & ~((2 << lane) - 1), "%lanemask_ge": 0xFFFFFFFF & ~((1 << lane) - 1),
+            "%is_explicit_cluster": 0, "%cluster_ctarank": 0, "%cluster_nctarank": 1,
+        }.get(name)
         if head == "%tid":
             x, y, _ = machine.block
-            values = {"x": machine.thread % x, "y": machine.thread // x % y, "z": machine.thread // (x * y)}[axis]
+            values = {"x": machine.thread % x, "y": machine.thread // x % y,
+                      "z": machine.thread // (x * y)}[axis]
         elif head == "%ctaid":
             values = self._ctaid(axis)
         elif head in ("%ntid", "%nctaid", "%nclusterid"):
@@ -249,9 +255,7 @@ class Decoder:
             return self.special(f"%ctaid.{axis}")
         elif head in ("%cluster_ctaid", "%cluster_nctaid"):
             values = int(head == "%cluster_nctaid")
-        elif name in full:
-            values = full[name]()
-        else:
+        elif values is None:
             return None
         array = np.empty(machine.lanes, np.uint32)
         array[:] = values
@@ -272,8 +276,9 @@ class Decoder:
             raise UnknownInstruction(f"{error}\n  at {place(instruction)}", instruction.line,
                                      instruction.source) from None
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            raise UnknownInstruction(f"{instruction.opcode} in this form is not known ({type(error).__name__}: {error})"
-                                     f"\n  at {place(instruction)}", instruction.line, instruction.source) from error
+            raise UnknownInstruction(
+                f"{instruction.opcode} in this form is not known ({type(error).__name__}: {error})"
+                f"\n  at {place(instruction)}", instruction.line, instruction.source) from error
         if entry.control or step is None or instruction.guard is None:
             return step, entry.control
         return self._guarded(step, instruction), False

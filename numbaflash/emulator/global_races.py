@@ -1,22 +1,23 @@
 """Races between blocks on global memory (PTX ISA 8.8 release and acquire patterns, 8.10).
 
-The same stamps as for shared memory, for the launch as a whole: 0 is nobody. Blocks run in any order, so what one wrote
-another may touch only atomically, or after a fence and an atomic have passed the word on.
+The same stamps as for shared memory, for the launch as a whole: 0 is nobody. Blocks run in any order, so
+what one wrote another may touch only atomically, or after a fence and an atomic have passed the word on.
 """
 from __future__ import annotations
 
 import numpy as np
 
 from .errors import RaceError
-from .races import (ATOMIC, BLOCK_BITS, BLOCK_MASK, IN_FLIGHT, TIME_SHIFT, UNALLOCATED, UNINITIALIZED, stamp_block,
-                    stamp_thread, stamp_time)
+from .races import (ATOMIC, BLOCK_BITS, BLOCK_MASK, IN_FLIGHT, TIME_SHIFT, UNALLOCATED, UNINITIALIZED,
+                    stamp_block, stamp_thread, stamp_time)
 
 
 class GlobalOrder:
-    """Which blocks know of which, through fences and atomics (PTX ISA 8.8, 8.10, release and acquire patterns).
+    """Which blocks know of which, through fences and atomics (PTX ISA 8.8, 8.10, release and acquire
+    patterns).
 
-    An atomic publishes what its block did before its last ``membar`` and takes over what earlier atomics on that
-    address published.
+    An atomic publishes what its block did before its last ``membar`` and takes over what earlier atomics on
+    that address published.
     """
 
     FEW = 8
@@ -40,7 +41,8 @@ class GlobalOrder:
                 clock[other] = max(clock.get(other, -1), time)
 
     def synchronise(self, machine, lanes, places, releases):
-        """A strong access of ``lanes``. A block that touches few places synchronises there; many are mere data."""
+        """A strong access of ``lanes``. A block that touches few places synchronises there; many are mere
+        data."""
         if machine.grid_blocks == 1:
             return
         blocks = machine.block_id[machine.block_of[lanes]]
@@ -224,7 +226,8 @@ class GlobalShadow:
         block = int(stamp_block(stamp[which:which + 1])[0])
         thread = int(stamp_thread(stamp[which:which + 1])[0])
         if block == int(stamp_block(self.clocks.who[lane:lane + 1])[0]):
-            by, why = f"thread {machine.thread_name(thread)} of the same block", "no barrier orders the two accesses"
+            by = f"thread {machine.thread_name(thread)} of the same block"
+            why = "no barrier orders the two accesses"
         else:
             by = f"block {machine.block_name(block)} thread {machine.thread_name(thread)}"
             why = "blocks run in any order, and no fence with an atomic orders the two accesses"

@@ -1,7 +1,9 @@
-"""Numba's float16 arithmetic calls C++ functions of cuda_fp16.h, which NVRTC compiles at link time; here is their PTX.
+"""Numba's float16 arithmetic calls C++ functions of cuda_fp16.h, which NVRTC compiles at link time; here is
+their PTX.
 
-Each takes pointers: where to put the result, then the operands; and returns a status, 0. The table gives, for a C++
-function, the instructions that compute ``%h0`` (or the predicate ``%p0``) from ``%h1``, ``%h2``, ``%h3``.
+Each takes pointers: where to put the result, then the operands; and returns a status, 0. The table gives,
+for a C++ function, the instructions that compute ``%h0`` (or the predicate ``%p0``) from ``%h1``, ``%h2``,
+``%h3``.
 """
 from __future__ import annotations
 
@@ -16,16 +18,21 @@ def through_float(instructions):
     return WIDEN + instructions + NARROW
 
 
-ARITHMETIC = {"add": "add.f16 %h0, %h1, %h2;", "sub": "sub.f16 %h0, %h1, %h2;", "mul": "mul.f16 %h0, %h1, %h2;",
-              "div": through_float("cvt.f32.f16 %f2, %h2; div.rn.f32 %f0, %f1, %f2;")}
+ARITHMETIC = {
+    "add": "add.f16 %h0, %h1, %h2;", "sub": "sub.f16 %h0, %h1, %h2;", "mul": "mul.f16 %h0, %h1, %h2;",
+    "div": through_float("cvt.f32.f16 %f2, %h2; div.rn.f32 %f0, %f1, %f2;")
+}
 COMPARISONS = {name: f"setp.{name}.f16 %p0, %h1, %h2;" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 COMPARISONS["ne"] = "setp.neu.f16 %p0, %h1, %h2;"
-UNARY = {"hsqrt": "sqrt.rn.f32 %f0, %f1;", "hrsqrt": "rsqrt.approx.f32 %f0, %f1;", "hrcp": "rcp.rn.f32 %f0, %f1;",
-         "hexp": f"mul.f32 %f2, %f1, {LOG2_E}; ex2.approx.f32 %f0, %f2;", "hexp2": "ex2.approx.f32 %f0, %f1;",
-         "hlog": f"lg2.approx.f32 %f2, %f1; mul.f32 %f0, %f2, {LN_2};", "hlog2": "lg2.approx.f32 %f0, %f1;",
-         "hsin": "sin.approx.f32 %f0, %f1;", "hcos": "cos.approx.f32 %f0, %f1;", "htanh": "tanh.approx.f32 %f0, %f1;",
-         "hfloor": "cvt.rmi.f32.f32 %f0, %f1;", "hceil": "cvt.rpi.f32.f32 %f0, %f1;",
-         "hrint": "cvt.rni.f32.f32 %f0, %f1;", "htrunc": "cvt.rzi.f32.f32 %f0, %f1;"}
+UNARY = {
+    "hsqrt": "sqrt.rn.f32 %f0, %f1;", "hrsqrt": "rsqrt.approx.f32 %f0, %f1;", "hrcp": "rcp.rn.f32 %f0, %f1;",
+    "hexp": f"mul.f32 %f2, %f1, {LOG2_E}; ex2.approx.f32 %f0, %f2;", "hexp2": "ex2.approx.f32 %f0, %f1;",
+    "hlog": f"lg2.approx.f32 %f2, %f1; mul.f32 %f0, %f2, {LN_2};", "hlog2": "lg2.approx.f32 %f0, %f1;",
+    "hsin": "sin.approx.f32 %f0, %f1;", "hcos": "cos.approx.f32 %f0, %f1;",
+    "htanh": "tanh.approx.f32 %f0, %f1;", "hfloor": "cvt.rmi.f32.f32 %f0, %f1;",
+    "hceil": "cvt.rpi.f32.f32 %f0, %f1;", "hrint": "cvt.rni.f32.f32 %f0, %f1;",
+    "htrunc": "cvt.rzi.f32.f32 %f0, %f1;"
+}
 OPERATORS = {"pl": "add", "mi": "sub", "ml": "mul", "dv": "div"}
 
 
@@ -58,9 +65,9 @@ def text(name: str) -> str:
     parameters = ", ".join(f".param .b64 p{n}" for n in range(count + 1))
     loads = " ".join(f"ld.param.b64 %rd{n}, [p{n}]; ld.b16 %h{n}, [%rd{n}];" for n in range(1, count + 1))
     store = "selp.u16 %h0, 1, 0, %p0; st.u8 [%rd0], %h0;" if is_bool else "st.b16 [%rd0], %h0;"
-    return (f".func (.param .b32 status) {name}({parameters}) {{ .reg .b64 %rd<4>; .reg .b16 %h<4>; .reg .f32 %f<3>; "
-            f".reg .pred %p<1>; .reg .b32 %r<1>; {loads} {code} ld.param.b64 %rd0, [p0]; {store} mov.u32 %r0, 0; "
-            "st.param.b32 [status], %r0; ret; }")
+    return (f".func (.param .b32 status) {name}({parameters}) {{ .reg .b64 %rd<4>; .reg .b16 %h<4>; "
+            f".reg .f32 %f<3>; .reg .pred %p<1>; .reg .b32 %r<1>; {loads} {code} ld.param.b64 %rd0, [p0]; "
+            f"{store} mov.u32 %r0, 0; st.param.b32 [status], %r0; ret; }}")
 
 
 def shim(name: str) -> Function | None:

@@ -1,4 +1,5 @@
-"""The history of one granule. A launch that finds a race runs again and writes down who touched that place."""
+"""The history of one granule. A launch that finds a race runs again and writes down who touched that
+place."""
 from __future__ import annotations
 
 

@@ -50,9 +50,9 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
     grid, block : int or tuple of int
         Blocks of the grid and threads of a block, in up to three dimensions.
     *arguments
-        As for a launch on a GPU. NumPy arrays take the place of device arrays and are read and written in place;
-        they may overlap, and have any strides. Where a kernel takes a ``uint64`` pointer, pass `address`
-        of an array; PTX text takes an array for every ``.u64`` parameter that is a pointer.
+        As for a launch on a GPU. NumPy arrays take the place of device arrays and are read and written in
+        place; they may overlap, and have any strides. Where a kernel takes a ``uint64`` pointer, pass
+        `address` of an array; PTX text takes an array for every ``.u64`` parameter that is a pointer.
     shared_bytes : int
         Dynamic shared memory of each block.
     arch : str
@@ -77,8 +77,9 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
     Raises
     ------
     EmulatorError
-        One of its subclasses, if the program does what the PTX ISA does not allow. The arrays are then left as they
-        were. The message names the thread, the array, the Python and the PTX line, and for a race both accesses.
+        One of its subclasses, if the program does what the PTX ISA does not allow. The arrays are then left
+        as they were. The message names the thread, the array, the Python and the PTX line, and for a race
+        both accesses.
 
     Examples
     --------
@@ -105,9 +106,10 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
                        copies=copies, seed=seed, counters=counters, entry=entry)
 
 
-def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late", seed=None,
-                counters=True, entry=None):
-    """`launch` of PTX text; ``kinds`` are the Numba types of the arguments, or None to go by the parameters."""
+def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late",
+                seed=None, counters=True, entry=None):
+    """`launch` of PTX text; ``kinds`` are the Numba types of the arguments, or None to go by the
+    parameters."""
     grid, block = dimensions(grid, "grid"), dimensions(block, "block")
     checks = Checks.of(checks)
     if block[0] * block[1] * block[2] > 1024:
@@ -119,7 +121,8 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     if len(names) != len(arguments):
         raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
     module, function = prepared(text, entry)
-    settings = (module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed, counters)
+    settings = (module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,
+                counters)
     journal = Journal()
     try:
         return execute(*settings, journal)
@@ -130,8 +133,8 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     raise AssertionError("the second run of a racy launch did not find the race again")
 
 
-def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed, counters,
-            journal):
+def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,
+            counters, journal):
     started = time.perf_counter()
     arena = Arena()
     memory = Memory(arena)
@@ -158,11 +161,11 @@ def pack(function, kinds, arguments, names, memory):
     if kinds is None:
         if len(arguments) != len(expected):
             listed = ", ".join(f".{p.type} {p.name}" for p in expected)
-            raise TypeError(f"{function.name} takes {len(expected)} arguments ({listed}), not {len(arguments)}")
+            raise TypeError(
+                f"{function.name} takes {len(expected)} arguments ({listed}), not {len(arguments)}")
         return {p.name: flatten_ptx(a, p, n, memory) for a, p, n in zip(arguments, expected, names)}
     pieces = [piece for a, kind in zip(arguments, kinds) for piece in flatten_numba(a, kind, memory)]
     if [len(piece) for piece in pieces] != [p.nbytes for p in expected]:
         raise TypeError(f"the arguments make parameters of {[len(piece) for piece in pieces]} bytes, but "
                         f"{function.name} takes {[p.nbytes for p in expected]}")
     return {p.name: piece for p, piece in zip(expected, pieces)}
-

@@ -1,8 +1,9 @@
 """The SIMT machine: lanes, segments of straight-line code, divergence and reconvergence (PTX ISA 3.1, 3.2).
 
-All threads of a batch of blocks are lanes of NumPy arrays. While every live lane is at the same place, an instruction
-is one NumPy call without a mask. Otherwise each lane has its own program counter and the group with the smallest one
-runs, up to the next place where others wait: lanes that went through a branch meet again behind it.
+All threads of a batch of blocks are lanes of NumPy arrays. While every live lane is at the same place, an
+instruction is one NumPy call without a mask. Otherwise each lane has its own program counter and the group
+with the smallest one runs, up to the next place where others wait: lanes that went through a branch meet
+again behind it.
 """
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .journal import Journal, place
 from .races import Clocks
 
 RUNNING, AT_BARRIER, PARKED, AT_MBARRIER, EXITED = range(5)
-STATES = ("running", "waiting at a barrier", "waiting for the rest of their warp", "waiting at an mbarrier", "exited")
+STATES = ("running", "waiting at a barrier", "waiting for the rest of their warp", "waiting at an mbarrier",
+          "exited")
 FAR = 1 << 30
 FAIRNESS = 1024
 
@@ -27,7 +29,8 @@ class Active:
         Their indices; None is all of them.
     mask : array of bool or True
     where : array of bool or True
-        The mask for results in registers; True also where all other lanes have exited and nobody sees what they hold.
+        The mask for results in registers; True also where all other lanes have exited and nobody sees what
+        they hold.
     """
 
     __slots__ = ("where", "lanes", "mask", "_warps")
@@ -305,7 +308,8 @@ class Machine:
 
     # ---- warps
     def whole_warps(self, active, instruction, mask=None):
-        """Warps that execute a ``.sync`` instruction (None: all): every lane of their member mask must be here."""
+        """Warps that execute a ``.sync`` instruction (None: all): every lane of their member mask must be
+        here."""
         if active.lanes is None and (mask is None or (mask == np.uint32(0xFFFFFFFF)).all()):
             return None
         warps = active.warps(self)
@@ -323,7 +327,8 @@ class Machine:
             if outside.any():
                 row, column = np.argwhere(outside)[0].tolist()
                 lane = int(32 * warps[row] + column)
-                self.fail(BarrierError, "a thread that is not in its own membermask executes a warp collective",
+                self.fail(BarrierError,
+                          "a thread that is not in its own membermask executes a warp collective",
                           instruction, lane)
             wanted = ((bits != 0) & here[:, :, None]).any(axis=1) & alive
         missing = (wanted & ~here).any(axis=1)
@@ -343,15 +348,17 @@ class Machine:
                 lanes = np.flatnonzero((self.state == state) & (self.pc == pc))
                 instruction = self.code[min(pc - (state == AT_BARRIER), len(self.code) - 1)]
                 first = first or instruction
-                lines.append(f"  {len(lanes)} threads {STATES[state]}, first {self.lane_name(int(lanes[0]))}\n"
-                             f"    at {place(instruction)}")
+                lines.append(
+                    f"  {len(lanes)} threads {STATES[state]}, first {self.lane_name(int(lanes[0]))}\n"
+                    f"    at {place(instruction)}")
         exited = int(((self.state == EXITED) & self.real).sum())
         if exited:
             lines.append(f"  {exited} threads have exited")
         report = "\n".join(lines)
         if parked.any():
-            raise BarrierError(f"a warp collective in divergent code: the other threads of the warp never come\n{report}",
-                               first.line, first.source)
+            raise BarrierError(
+                f"a warp collective in divergent code: the other threads of the warp never come\n{report}",
+                first.line, first.source)
         divergent = self._several_barriers()
         if divergent:
             raise BarrierError(f"barriers in divergent code: {divergent}\n{report}", first.line, first.source)
@@ -365,8 +372,8 @@ class Machine:
             mine = waiting & (self.block_of == block)
             for number in np.unique(barrier.number[mine]).tolist():
                 if len(np.unique(self.pc[mine & (barrier.number == number)])) > 1:
-                    return f"threads of block {self.block_name(int(self.block_id[block]))} wait for barrier {number} " \
-                           "at different places"
+                    name = self.block_name(int(self.block_id[block]))
+                    return f"threads of block {name} wait for barrier {number} at different places"
         return ""
 
 

@@ -1,8 +1,8 @@
 """State spaces: where bytes live, what addresses mean, and the checks on every access (PTX ISA 5.1).
 
-A space is one byte buffer shared by all lanes of a batch. ``origin`` maps a lane's address 0 to its place in it. The
-shadow of a space has one entry per *granule*, the smallest access that the program makes to it, so a check costs as
-many look-ups as there are granules in the access.
+A space is one byte buffer shared by all lanes of a batch. ``origin`` maps a lane's address 0 to its place in
+it. The shadow of a space has one entry per *granule*, the smallest access that the program makes to it, so a
+check costs as many look-ups as there are granules in the access.
 """
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Space:
             return f"{self.name} address {address:#x}"
         for one in self.allocations:
             if one.start <= address < one.start + one.nbytes:
-                return f"{one.name} at byte {address - one.start} of {one.nbytes}{self._element(one, address)}"
+                byte = f"byte {address - one.start} of {one.nbytes}"
+                return f"{one.name} at {byte}{self._element(one, address)}"
         nearest = min(self.allocations, key=lambda a: max(a.start - address, address - a.start - a.nbytes))
         gap = address - nearest.start - nearest.nbytes
         if gap >= 0:
@@ -86,7 +87,8 @@ class Space:
 
 
 class Access:
-    """The address computation and all checks of one load, store or atomic; calling it gives flat byte indices.
+    """The address computation and all checks of one load, store or atomic; calling it gives flat byte
+    indices.
 
     Parameters
     ----------
@@ -105,13 +107,15 @@ class Access:
         self.nbytes, self.kind = nbytes, kind
         base = build.address_base(address.base)
         self.offset = np.int64(address.offset - window - space.base)
-        self.base = base if isinstance(base, np.ndarray) else np.full(build.machine.lanes, int(base), np.int64)
+        if not isinstance(base, np.ndarray):
+            base = np.full(build.machine.lanes, int(base), np.int64)
+        self.base = base
         checks = build.machine.checks
         self.alignment = nbytes - 1 if checks.alignment else 0
         self.bounds = checks.bounds
         self.checked = self.bounds or checks.alignment
         self.limit = np.uint64(max(space.limit - nbytes, 0))
-        # Addresses below a power of two stay in the lane's stretch of the buffer, whose rest the shadow knows about.
+        # Addresses below a power of two stay in the lane's stretch, whose rest the shadow knows about.
         self.inside = space.reach - 1 if space.reach and space.shadow is not None else int(self.limit)
         self.scratch = np.empty(build.machine.lanes, np.int64)
         self.shadow = space.shadow
@@ -141,7 +145,8 @@ class Access:
         if self.shadow is not None:
             getattr(self.shadow, self.kind)(index >> self.shift, active, self, values)
         if self.journal is not None:
-            self.journal.record(self.machine, self.instruction, self.space, index, self.nbytes, active, self.kind)
+            self.journal.record(self.machine, self.instruction, self.space, index, self.nbytes, active,
+                                self.kind)
         return index
 
     # ---- messages
@@ -154,7 +159,8 @@ class Access:
         self.fail(MemoryFault, f"out-of-bounds {self.verb()}", address, lanes, bad)
 
     def unallocated(self, index, active, bad):
-        self.fail(MemoryFault, f"out-of-bounds {self.verb()}", self.address_of(index, active), active.lanes, bad)
+        self.fail(MemoryFault, f"out-of-bounds {self.verb()}", self.address_of(index, active), active.lanes,
+                  bad)
 
     def uninitialized(self, index, active, bad, in_flight=False):
         why = "an asynchronous copy has not delivered it: wait for its group" if in_flight else \
@@ -177,7 +183,8 @@ class Access:
         lane = which if lanes is None else int(lanes[which])
         place = self.space.describe(int(address[which]) + self.space.base)
         count = int(np.count_nonzero(bad))
-        self.machine.fail(error, f"{what}: {place}" + (f"; {why}" if why else ""), self.instruction, lane, count)
+        self.machine.fail(error, f"{what}: {place}" + (f"; {why}" if why else ""), self.instruction, lane,
+                          count)
 
 
 class LocalShadow:
@@ -220,7 +227,14 @@ class Arena(Space):
     def __init__(self):
         self.allocations, self.pieces, self.size = [], [], ARENA_GUARD
 
-    def reserve(self, name, nbytes, data=None, initialized=True, align=ARENA_ALIGN, readonly=False, array=None,
+    def reserve(self,
+                name,
+                nbytes,
+                data=None,
+                initialized=True,
+                align=ARENA_ALIGN,
+                readonly=False,
+                array=None,
                 offset=0):
         """Room for ``nbytes``, ``offset`` bytes after a multiple of ``align``; returns its address."""
         start = -(-self.size // align) * align + offset
@@ -235,7 +249,8 @@ class Arena(Space):
         self.allocations = allocations
         for start, nbytes, data, _ in self.pieces:
             if data is not None:
-                self.bytes[start:start + nbytes] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+                data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+                self.bytes[start:start + nbytes] = data
 
     def note_written(self):
         """Tell every partly initialized piece (a byte map) what the launch has written."""

@@ -129,10 +129,11 @@ _SKIP = re.compile(r"\s+")
 _LINE_DIRECTIVE = re.compile(r"\.(version|target|address_size|loc|file|section)\b([^\n{;]*)")
 _HEADER = re.compile(r"((?:\.(?:visible|weak|extern|common)\s+)*)\.(entry|func)\b([^{;]*)")
 _LABEL = re.compile(r"([%$\w]+)\s*:(?!:)")
-_VARIABLE = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.(global|const|shared|local|param)\s+"
-                       r"(?:\.align\s+(\d+)\s+)?(?:\.attribute\([^)]*\)\s*)?(?:\.v([24])\s+)?\.(\w+)\s+([^=]*)(?:=(.*))?$",
-                       re.S)
-_PARAMETER = re.compile(r"\.(?:param|reg)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\b.*?\s)?([%$\w]+)\s*(?:\[(\d+)\])?\s*$")
+_VARIABLE = re.compile(
+    r"(?:\.(?:visible|weak|extern|common)\s+)*\.(global|const|shared|local|param)\s+"
+    r"(?:\.align\s+(\d+)\s+)?(?:\.attribute\([^)]*\)\s*)?(?:\.v([24])\s+)?\.(\w+)\s+([^=]*)(?:=(.*))?$", re.S)
+_PARAMETER = re.compile(
+    r"\.(?:param|reg)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\b.*?\s)?([%$\w]+)\s*(?:\[(\d+)\])?\s*$")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([%$\w]+)\s+)?([a-zA-Z][\w.:]*)\s*(.*)$", re.S)
 _VECTOR_REGISTER = re.compile(r"([%$\w]+)<(\d+)>")
 

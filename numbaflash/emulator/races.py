@@ -1,10 +1,12 @@
-"""Who wrote and who read each granule, and whether anything orders two accesses (PTX ISA 8, memory consistency).
+"""Who wrote and who read each granule, and whether anything orders two accesses (PTX ISA 8, memory
+consistency).
 
-Time counts synchronisation events of the launch. A *stamp* is one 64-bit word: time, block, an atomic flag, thread
-of the block. For shared memory each warp has a vector clock, `Clocks.seen[block, warp, other]`: the time up to which
-it knows what ``other`` did (Fidge and Mattern's clocks in the epoch form of FastTrack, Flanagan and Freund 2009). A
-barrier joins the clocks of those who take part. Everything at or before `Clocks.horizon` is known to the lane, so one
-comparison settles the usual case; only accesses that fail it are looked at closely.
+Time counts synchronisation events of the launch. A *stamp* is one 64-bit word: time, block, an atomic flag,
+thread of the block. For shared memory each warp has a vector clock, `Clocks.seen[block, warp, other]`: the
+time up to which it knows what ``other`` did (Fidge and Mattern's clocks in the epoch form of FastTrack,
+Flanagan and Freund 2009). A barrier joins the clocks of those who take part. Everything at or before
+`Clocks.horizon` is known to the lane, so one comparison settles the usual case; only accesses that fail it
+are looked at closely.
 """
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Clocks:
 
     def new_batch(self, block_ids):
         machine = self.machine
-        self.who[:] = (block_ids[machine.block_of].astype(np.uint64) << BLOCK_BITS) | machine.thread.astype(np.uint64)
+        self.who[:] = (block_ids[machine.block_of].astype(np.uint64) << BLOCK_BITS) | machine.thread.astype(
+            np.uint64)
         self.time += 1
         self.seen[:] = self.time
         self.refresh()
@@ -76,7 +79,8 @@ class Clocks:
         self.time += 1
 
     def release(self, block, warps):
-        """What ``warps`` of ``block`` know now, themselves included: the clock a barrier or mbarrier collects."""
+        """What ``warps`` of ``block`` know now, themselves included: the clock a barrier or mbarrier
+        collects."""
         clock = self.seen[block, warps].max(axis=0)
         clock[warps] = self.time
         return clock
@@ -200,7 +204,8 @@ class SharedShadow:
                 if kind != "store" and self.machine.checks.initialized:
                     access.uninitialized(at << shift, active, flying, in_flight=True)
                 if self.races:
-                    self.race(access, active, at, flying, stamp, kind, "an asynchronous copy still writes there")
+                    self.race(access, active, at, flying, stamp, kind,
+                              "an asynchronous copy still writes there")
             late = late & ~special
         if not self.races or not np.count_nonzero(late):
             return
@@ -247,7 +252,8 @@ class SharedShadow:
                 self.report(access, active, at, first, thread, "read", flags)
 
     def same_value(self, access, active, which, at, values):
-        """Lanes whose write leaves the bytes as they are: two writers of one value do not disturb each other."""
+        """Lanes whose write leaves the bytes as they are: two writers of one value do not disturb each
+        other."""
         data = values(which)
         index = (at[which] << self.space.shift)
         old = self.space.bytes[index[:, None] + np.arange(data.shape[1])]
@@ -288,7 +294,9 @@ class SharedShadow:
         else:
             same_warp = thread >> 5 == machine.thread[lane] >> 5
             missing = "no bar.warp.sync" if same_warp else "no barrier"
-            message = (f"race on shared memory: {access.verb()}, {place}, {what} by thread {machine.thread_name(thread)} "
-                       f"of the same block{machine.journal.find(self.space, int(at[which]), lane, thread, what)}; "
-                       f"{missing} orders the two accesses")
+            name = machine.thread_name(thread)
+            message = (
+                f"race on shared memory: {access.verb()}, {place}, {what} by thread {name} "
+                f"of the same block{machine.journal.find(self.space, int(at[which]), lane, thread, what)}; "
+                f"{missing} orders the two accesses")
         machine.fail(RaceError, message, access.instruction, lane, int(np.count_nonzero(flags)))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class Traffic:
     """Global memory of one kind of access.
 
-    ``requests`` are warp instructions, ``sectors`` the 32-byte sectors they touch one by one (what reaches L2),
-    ``distinct_sectors`` those touched at all in the launch (what DRAM must move at least).
+    ``requests`` are warp instructions, ``sectors`` the 32-byte sectors they touch one by one (what reaches
+    L2), ``distinct_sectors`` those touched at all in the launch (what DRAM must move at least).
     """
 
     requests: int = 0
@@ -106,9 +106,12 @@ class Report:
         def merged(a, b):
             return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
-        summed = {name: getattr(self, name) + getattr(other, name) for name in (
-            "seconds", "warp_instructions", "thread_instructions", "tensor_ops", "global_load", "global_store",
-            "global_atomic", "shared_load", "shared_store", "shared_atomic", "local_bytes", "line_counts")}
+        summed = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("seconds", "warp_instructions", "thread_instructions", "tensor_ops", "global_load",
+                         "global_store", "global_atomic", "shared_load", "shared_store", "shared_atomic",
+                         "local_bytes", "line_counts")
+        }
         return Report(kernel=f"{self.kernel}, {other.kernel}", grid=self.grid, block=self.block,
                       instructions=merged(self.instructions, other.instructions),
                       flops=merged(self.flops, other.flops), **summed)
@@ -144,16 +147,20 @@ class Report:
         for line in self.lines(by)[:count]:
             where = f"{line.source[1]}: {line.text}" if line.source and by == "python" else \
                 f"{line.ptx_line}: {line.text}"
-            rows.append((*(f"{n:,}" for n in (line.warps, line.bytes, line.sectors, line.wavefronts, line.ideal,
-                                              line.flops)), where[:80]))
+            rows.append(
+                (*(f"{n:,}"
+                   for n in (line.warps, line.bytes, line.sectors, line.wavefronts, line.ideal, line.flops)),
+                 where[:80]))
         widths = [max(len(row[n]) for row in rows) for n in range(6)]
         return "\n".join("  ".join([*(row[n].rjust(widths[n]) for n in range(6)), row[6]]) for row in rows)
 
     def __str__(self):
         rows = [("kernel", self.kernel[:60]), ("grid x block", f"{self.grid} x {self.block}"),
-                ("emulated in", f"{self.seconds:.2f} s"), ("warp instructions", f"{self.warp_instructions:,}")]
+                ("emulated in", f"{self.seconds:.2f} s"),
+                ("warp instructions", f"{self.warp_instructions:,}")]
         total = max(self.warp_instructions, 1)
-        rows += [(f"  {name}", f"{count:,}  ({100 * count / total:.0f} %)") for name, count in self.instructions.items()]
+        rows += [(f"  {name}", f"{count:,}  ({100 * count / total:.0f} %)")
+                 for name, count in self.instructions.items()]
         rows += [(f"{kind} flops", f"{count:,}") for kind, count in self.flops.items() if count]
         if self.tensor_ops:
             rows.append(("tensor core operations", f"{self.tensor_ops:,}"))
@@ -161,13 +168,15 @@ class Report:
             t = getattr(self, f"global_{name}")
             if t.requests:
                 ideal = -(-t.bytes // 32)
-                rows.append((f"global {name}", f"{t.bytes:,} bytes in {t.requests:,} requests, {t.sectors:,} sectors "
-                             f"({t.sectors / max(ideal, 1):.2f} x ideal), {t.distinct_sectors:,} distinct"))
+                rows.append(
+                    (f"global {name}", f"{t.bytes:,} bytes in {t.requests:,} requests, {t.sectors:,} sectors "
+                     f"({t.sectors / max(ideal, 1):.2f} x ideal), {t.distinct_sectors:,} distinct"))
         for name in ("load", "store", "atomic"):
             s = getattr(self, f"shared_{name}")
             if s.requests:
-                rows.append((f"shared {name}", f"{s.bytes:,} bytes in {s.requests:,} requests, {s.wavefronts:,} "
-                             f"wavefronts, ideal {s.ideal:,}, conflicts {s.conflicts:,}"))
+                rows.append(
+                    (f"shared {name}", f"{s.bytes:,} bytes in {s.requests:,} requests, {s.wavefronts:,} "
+                     f"wavefronts, ideal {s.ideal:,}, conflicts {s.conflicts:,}"))
         if self.local_bytes:
             rows.append(("local memory", f"{self.local_bytes:,} bytes"))
         width = max(len(name) for name, _ in rows)

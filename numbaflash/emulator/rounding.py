@@ -1,8 +1,9 @@
-"""Exact floating point: fused multiply-add, directed rounding, subnormals and canonical NaN (PTX ISA 9.7.3, 9.7.4).
+"""Exact floating point: fused multiply-add, directed rounding, subnormals and canonical NaN (PTX ISA 9.7.3,
+9.7.4).
 
-The vectorised paths round once: products of two float32 are exact in float64, and the one case in which rounding
-first to float64 and then to float32 differs (a tie made by the first rounding) is found and repaired. Whatever they
-do not cover is computed with rational numbers, one element at a time.
+The vectorised paths round once: products of two float32 are exact in float64, and the one case in which
+rounding first to float64 and then to float32 differs (a tie made by the first rounding) is found and
+repaired. Whatever they do not cover is computed with rational numbers, one element at a time.
 """
 from __future__ import annotations
 
@@ -11,18 +12,26 @@ from fractions import Fraction
 
 import numpy as np
 
-PRECISION = {np.dtype("f2"): (11, -24, 16), np.dtype("f4"): (24, -149, 128), np.dtype("f8"): (53, -1074, 1024)}
+PRECISION = {
+    np.dtype("f2"): (11, -24, 16),
+    np.dtype("f4"): (24, -149, 128),
+    np.dtype("f8"): (53, -1074, 1024)
+}
 BFLOAT16 = (8, -133, 128)
 CANONICAL_NAN = {np.dtype("f2"): np.uint16(0x7FFF), np.dtype("f4"): np.uint32(0x7FFFFFFF),
                  np.dtype("f8"): np.uint64(0x7FFFFFFFFFFFFFFF)}
 UNSIGNED = {np.dtype("f2"): np.dtype("u2"), np.dtype("f4"): np.dtype("u4"), np.dtype("f8"): np.dtype("u8")}
-TINY = {dtype: np.array(2.0 ** (low + precision - 1), dtype)[()] for dtype, (precision, low, _) in PRECISION.items()}
+TINY = {
+    dtype: np.array(2.0**(low + precision - 1), dtype)[()]
+    for dtype, (precision, low, _) in PRECISION.items()
+}
 
 
 def round_fraction(value: Fraction, form, mode: str):
     """``value`` rounded once to a format ``(precision, exponent of the last subnormal bit, overflow)``.
 
-    ``mode``: "rn" nearest even, "rna" nearest away, "rz" toward zero, "rm" down, "rp" up.  Returns a Python float.
+    ``mode``: "rn" nearest even, "rna" nearest away, "rz" toward zero, "rm" down, "rp" up.  Returns a Python
+    float.
     """
     if value == 0:
         return 0.0
@@ -44,10 +53,11 @@ def round_fraction(value: Fraction, form, mode: str):
 
 
 def exactly(formula, arrays, dtype, mode, form=None):
-    """``formula`` on rational numbers, element by element, rounded once.  Non-finite inputs use ``formula`` on floats.
+    """``formula`` on rational numbers, element by element, rounded once.  Non-finite inputs use ``formula``
+    on floats.
 
-    An exact zero takes the sign IEEE 754 gives it: that of the float64 evaluation, except for a cancelling sum,
-    which is -0 when rounding down.
+    An exact zero takes the sign IEEE 754 gives it: that of the float64 evaluation, except for a cancelling
+    sum, which is -0 when rounding down.
     """
     arrays = np.broadcast_arrays(*arrays)
     out = np.empty(arrays[0].shape, dtype)
@@ -56,7 +66,8 @@ def exactly(formula, arrays, dtype, mode, form=None):
     with np.errstate(all="ignore"):
         for i, values in enumerate(zip(*(a.reshape(-1).astype("f8").tolist() for a in arrays))):
             plain = formula(*map(np.float64, values))
-            if all(map(math.isfinite, values)) and (math.isfinite(plain) or not _divides_by_zero(formula, values)):
+            if all(map(math.isfinite, values)) and (math.isfinite(plain)
+                                                    or not _divides_by_zero(formula, values)):
                 exact = formula(*map(Fraction, values))
                 rounded = round_fraction(exact, form, mode)
                 if exact == 0:
@@ -197,7 +208,8 @@ def _to_odd(s, e):
 
 
 def fma_f64(a, b, c):
-    """``a * b + c`` in float64, rounded once (Boldo and Melquiond, 2008: the low parts are added rounding to odd)."""
+    """``a * b + c`` in float64, rounded once (Boldo and Melquiond, 2008: the low parts are added rounding to
+    odd)."""
     a, b, c = (np.ascontiguousarray(x, "f8") for x in np.broadcast_arrays(a, b, c))
     p, e = two_product(a, b)
     high, low = two_sum(c, e)
@@ -298,7 +310,9 @@ def settle(x, where, ftz=False):
             return
         subnormal = key > np.uint32(0xFF000000)
         if subnormal.any():
-            np.copyto(x, np.copysign(x.dtype.type(0), x), where=subnormal if where is True else subnormal & where)
+            np.copyto(x,
+                      np.copysign(x.dtype.type(0), x),
+                      where=subnormal if where is True else subnormal & where)
     else:
         biggest = np.maximum.reduce(x, axis=None)
         if biggest == biggest:

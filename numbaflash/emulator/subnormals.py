@@ -1,7 +1,8 @@
 """Where `.ftz` has something to flush: nearly never, so it pays to know (PTX ISA 9.7.3, subnormal numbers).
 
-A register that only takes results of `.ftz` operations never holds a subnormal float32. One that is loaded can hold
-one only if memory does, which is looked at when something is stored. Everything else is looked at on every use.
+A register that only takes results of `.ftz` operations never holds a subnormal float32. One that is loaded
+can hold one only if memory does, which is looked at when something is stored. Everything else is looked at
+on every use.
 """
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from .values import immediate
 
-FLUSHING = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "abs",
-            "neg", "min", "max"}
+FLUSHING = {
+    "add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh",
+    "abs", "neg", "min", "max"
+}
 COPIED = {"mov": slice(1, 2), "selp": slice(1, 3), "shfl": slice(1, 2), "slct": slice(1, 3)}
 NEVER, LOADED, ALWAYS = range(3)
 

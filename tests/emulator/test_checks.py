@@ -1,4 +1,5 @@
-"""Planted faults of every kind are found, with a message that says where; the correct twin of each raises nothing."""
+"""Planted faults of every kind are found, with a message that says where; the correct twin of each raises
+nothing."""
 import numpy as np
 import pytest
 from numba import cuda, float32, int32, uint32
@@ -70,8 +71,9 @@ def test_a_misaligned_access_is_found():
 
 def test_shared_memory_ends_where_it_ends():
     for size, fault in ((16, True), (32, False)):
-        text = ptx("mul.lo.u32 %r2, %r1, 4; mov.u32 %r3, buffer; add.u32 %r2, %r2, %r3; st.shared.u32 [%r2], %r1;",
-                   shared=f".shared .align 4 .b32 buffer[{size}];")
+        text = ptx(
+            "mul.lo.u32 %r2, %r1, 4; mov.u32 %r3, buffer; add.u32 %r2, %r2, %r3; st.shared.u32 [%r2], %r1;",
+            shared=f".shared .align 4 .b32 buffer[{size}];")
         if fault:
             with pytest.raises(MemoryFault, match="just past the end of shared buffer .*64 bytes"):
                 run(text)
@@ -96,7 +98,8 @@ def test_dynamic_shared_memory_has_the_size_of_the_launch():
 
 
 def test_reading_shared_memory_nobody_wrote_is_found():
-    text = ptx("ld.shared.u32 %r2, [buffer]; st.global.u32 [%rd1], %r2;", shared=".shared .align 4 .b32 buffer[8];")
+    text = ptx("ld.shared.u32 %r2, [buffer]; st.global.u32 [%rd1], %r2;",
+               shared=".shared .align 4 .b32 buffer[8];")
     with pytest.raises(UninitializedRead, match="shared buffer at byte 0 of 32.*nothing has been written"):
         run(text, 1)
     run(text, 1, checks=Checks(initialized=False))
@@ -331,12 +334,14 @@ def test_an_mbarrier_orders_what_came_before_the_arrival():
                shared=".shared .align 8 .b64 gate; .shared .align 4 .b32 buffer[64];")
     assert (run(text, 64) == np.arange(64) ^ 32).all()
     with pytest.raises(RaceError):
-        run(text.replace("WAIT: mbarrier.try_wait.shared.b64 %p2, [gate], %rd2;", "").replace("@!%p2 bra WAIT;", ""), 64)
+        run(
+            text.replace("WAIT: mbarrier.try_wait.shared.b64 %p2, [gate], %rd2;",
+                         "").replace("@!%p2 bra WAIT;", ""), 64)
 
 
 COPY = ptx("""
-    mov.u32 %r3, buffer; shl.b32 %r4, %r1, 2; add.u32 %r5, %r3, %r4; cvt.u64.u32 %rd2, %r4; add.u64 %rd3, %rd1, %rd2;
-    cp.async.ca.shared.global [%r5], [%rd3], 4;
+    mov.u32 %r3, buffer; shl.b32 %r4, %r1, 2; add.u32 %r5, %r3, %r4; cvt.u64.u32 %rd2, %r4; add.u64 %rd3,
+    %rd1, %rd2; cp.async.ca.shared.global [%r5], [%rd3], 4;
     cp.async.commit_group;
     {wait}
     ld.shared.u32 %r6, [%r5]; add.u32 %r6, %r6, 1; st.global.u32 [%rd3], %r6;""",

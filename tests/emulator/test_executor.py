@@ -71,7 +71,8 @@ def test_a_workspace_that_was_written_in_part_is_known_in_part():
 def test_a_fault_names_the_argument_of_the_kernel():
     x = np.zeros(64, np.float32)
     with pytest.raises(emulator.MemoryFault, match="just past the end of x"):
-        emulator.execute(Plan([Launch(COPY, 3, 32, arguments=(Pointer(x), Pointer(np.zeros(96, np.float32))))]))
+        out = np.zeros(96, np.float32)
+        emulator.execute(Plan([Launch(COPY, 3, 32, arguments=(Pointer(x), Pointer(out)))]))
 
 
 def test_an_empty_plan_is_an_error():

@@ -59,4 +59,5 @@ def test_errors_carry_the_lines():
     with pytest.raises(emulator.MemoryFault) as caught:
         emulator.launch(kernel, 2, 32, np.ones(64, np.float32), np.ones(40, np.float32))
     assert caught.value.source == (__file__, FIRST + 6)
-    assert f"{__file__}:{FIRST + 6}" in str(caught.value) and f"PTX line {caught.value.ptx_line}" in str(caught.value)
+    assert f"{__file__}:{FIRST + 6}" in str(caught.value) and f"PTX line {caught.value.ptx_line}" in str(
+        caught.value)

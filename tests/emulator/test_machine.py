@@ -157,7 +157,8 @@ def test_functions_of_ptx_are_called_with_their_own_frames():
 
 
 def test_scopes_of_inline_assembly_have_their_own_registers_and_labels():
-    body = """{ .reg .pred p; .reg .b32 t; mov.b32 t, %r1; setp.gt.u32 p, t, 3; @p bra DONE; add.u32 %r1, %r1, 100;
+    body = """{ .reg .pred p; .reg .b32 t; mov.b32 t, %r1; setp.gt.u32 p, t, 3; @p bra DONE;
+    add.u32 %r1, %r1, 100;
     DONE: }"""
     text = CALL[:CALL.index(".func")] + f""".visible .entry k(.param .u64 out)
 {{
@@ -201,7 +202,8 @@ def test_arguments_that_share_memory_share_it():
 
     x = np.zeros(40)
     emulator.launch(kernel, 1, 32, x[:32], x[8:])
-    assert (x[8:32] == np.arange(8, 32) + 11).all() and (x[32:] == 10).all() and (x[:8] == np.arange(1, 9)).all()
+    assert (x[8:32] == np.arange(8, 32) + 11).all() and (x[32:] == 10).all() and (x[:8] == np.arange(
+        1, 9)).all()
 
 
 def test_addresses_stand_for_arrays():

@@ -1,7 +1,7 @@
 """cp.async and its groups (PTX ISA 9.7.9.25.3): copies that run on while the thread goes on.
 
-With ``copies="late"`` the bytes arrive when the thread waits for them, and until then the destination counts as
-unwritten; with "early" they arrive at once.
+With ``copies="late"`` the bytes arrive when the thread waits for them, and until then the destination counts
+as unwritten; with "early" they arrive at once.
 """
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def cp_async(d, i):
             amount = np.broadcast_to(size if size is not None else np.where(ignore, 0, nbytes), machine.lanes)
             amount = amount[lanes].astype(np.int64)
             if (amount > nbytes).any():
-                machine.fail(MemoryFault, f"cp.async src-size {int(amount.max())} exceeds cp-size {nbytes}", i,
-                             int(lanes[amount.argmax()]))
+                machine.fail(MemoryFault, f"cp.async src-size {int(amount.max())} exceeds cp-size {nbytes}",
+                             i, int(lanes[amount.argmax()]))
             if (amount == nbytes).all():
                 amount = None
         if amount is None:
@@ -172,5 +172,3 @@ def wait_group(d, i):
                              group[keep], *job[6:]))
         store.queue = left
     return step
-
-

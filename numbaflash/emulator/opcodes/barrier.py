@@ -39,8 +39,9 @@ class Barriers:
         if meeting is None:
             meeting = self.meetings[block, number] = Meeting(expected)
         if meeting.expected != expected:
-            machine.fail(BarrierError, f"barrier {number} is used with {expected or 'all'} threads while others "
-                         f"wait for it with {meeting.expected or 'all'}", instruction, int(lanes[0]))
+            machine.fail(
+                BarrierError, f"barrier {number} is used with {expected or 'all'} threads while others "
+                f"wait for it with {meeting.expected or 'all'}", instruction, int(lanes[0]))
         warps = np.unique(machine.warp_in_block[lanes])
         clock = machine.clocks.release(block, warps)
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
@@ -53,7 +54,8 @@ class Barriers:
             meeting.deliver.append((deliver, lanes))
             self.number[lanes] = number
         if expected and meeting.arrived > expected:
-            machine.fail(BarrierError, f"barrier {number} expects {expected} threads but {meeting.arrived} have arrived",
+            machine.fail(BarrierError,
+                         f"barrier {number} expects {expected} threads but {meeting.arrived} have arrived",
                          instruction, int(lanes[0]))
 
     def settle(self, block, number):
@@ -99,7 +101,8 @@ def barriers(machine):
 
 
 def whole(machine, active, instruction):
-    """``.aligned``: all threads of a warp execute the same barrier. Lanes that are on their way are waited for."""
+    """``.aligned``: all threads of a warp execute the same barrier. Lanes that are on their way are waited
+    for."""
     if active.lanes is None:
         return
     warps = active.warps(machine)
@@ -113,20 +116,25 @@ def whole(machine, active, instruction):
         row = int(np.flatnonzero(lost)[0])
         lane = int(32 * warps[row] + np.flatnonzero(here[row])[0])
         gone = int(32 * warps[row] + np.flatnonzero(missing[row] & exited[row])[0])
-        machine.fail(BarrierError, f"barrier in divergent code: {machine.lane_name(gone)} of the same warp has exited",
+        machine.fail(BarrierError,
+                     f"barrier in divergent code: {machine.lane_name(gone)} of the same warp has exited",
                      instruction, lane)
     incomplete = missing.any(axis=1)
     lanes = (32 * warps[incomplete][:, None] + np.arange(32))[here[incomplete]]
     raise Park(instruction.index, lanes)
 
 
-REDUCTIONS = {"popc": lambda votes: int(np.concatenate(votes).sum()), "and": lambda votes: bool(np.concatenate(votes).all()),
-              "or": lambda votes: bool(np.concatenate(votes).any())}
+REDUCTIONS = {
+    "popc": lambda votes: int(np.concatenate(votes).sum()),
+    "and": lambda votes: bool(np.concatenate(votes).all()),
+    "or": lambda votes: bool(np.concatenate(votes).any())
+}
 
 
 @opcode("bar", "barrier", section="9.7.13.1", group="synchronisation", control=True)
 def bar(d, i: Instruction):
-    """sync: wait for all threads (or ``b`` of them) to arrive; arrive: do not wait; red: also combine a predicate."""
+    """sync: wait for all threads (or ``b`` of them) to arrive; arrive: do not wait; red: also combine a
+    predicate."""
     machine = d.machine
     what = next(p for p in i.parts if p in ("sync", "arrive", "red"))
     aligned = i.parts[0] == "bar" or "aligned" in i.parts
@@ -162,7 +170,7 @@ def bar(d, i: Instruction):
         if what != "arrive":
             machine.state[lanes] = AT_BARRIER
         numbers = np.broadcast_to(number, machine.lanes)[lanes]
-        counts = np.zeros(len(lanes), np.int64) if count is None else np.broadcast_to(count, machine.lanes)[lanes]
+        counts = np.broadcast_to(0 if count is None else count, machine.lanes)[lanes]
         votes = None
         if flags is not None:
             votes = np.broadcast_to(flags, machine.lanes)[lanes] ^ inverted
@@ -173,7 +181,8 @@ def bar(d, i: Instruction):
             block, which = divmod(one, 4096)
             expected = int(counts[chosen][0])
             if expected % 32:
-                machine.fail(BarrierError, f"barrier {which} expects {expected} threads, not a multiple of 32", i,
+                machine.fail(BarrierError,
+                             f"barrier {which} expects {expected} threads, not a multiple of 32", i,
                              int(who[0]))
             store.arrive(block, which, who, expected, what != "arrive", i,
                          None if votes is None else votes[chosen], deliver if what == "red" else None)
@@ -219,5 +228,3 @@ def member_mask(d, operand):
     if isinstance(mask, np.ndarray):
         return mask
     return None if int(mask) == 0xFFFFFFFF else np.full(d.machine.lanes, mask, np.uint32)
-
-

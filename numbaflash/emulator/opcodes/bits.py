@@ -1,4 +1,5 @@
-"""Bit manipulation: logic and shifts (PTX ISA 9.7.8), bit fields and counts (9.7.1), byte permutes (9.7.9)."""
+"""Bit manipulation: logic and shifts (PTX ISA 9.7.8), bit fields and counts (9.7.1), byte permutes
+(9.7.9)."""
 from __future__ import annotations
 
 import numpy as np
@@ -44,7 +45,8 @@ def lop3(d, i):
         total = np.zeros(lanes, np.uint32)
         for row in range(8):
             if table >> row & 1:
-                total |= (a if row & 4 else a ^ ones) & (b if row & 2 else b ^ ones) & (c if row & 1 else c ^ ones)
+                x, y, z = (value if row & bit else value ^ ones for value, bit in ((a, 4), (b, 2), (c, 1)))
+                total |= x & y & z
         if flag is not None:
             np.copyto(flag, boolean(total != 0, q), where=active.where)
         np.copyto(out, total, where=active.where)
@@ -77,7 +79,8 @@ def shift(d, i):
 
 @opcode("shf", section="9.7.8.7", group="logic")
 def funnel_shift(d, i):
-    """shf.l: the upper, shf.r: the lower 32 bits of {b, a} shifted; .clamp limits c to 32, .wrap takes c mod 32."""
+    """shf.l: the upper, shf.r: the lower 32 bits of {b, a} shifted; .clamp limits c to 32, .wrap takes c mod
+    32."""
     left, clamp = i.parts[1] == "l", i.parts[2] == "clamp"
 
     def shifted(a, b, c):
@@ -121,7 +124,8 @@ def counted(d, i, function):
 
 @opcode("bfind", section="9.7.1.16", group="integer")
 def bfind(d, i):
-    """d = position of the most significant bit that is not a sign bit, or all ones; .shiftamt: bits - 1 - d."""
+    """d = position of the most significant bit that is not a sign bit, or all ones; .shiftamt: bits - 1 -
+    d."""
     dtype = DTYPES[i.parts[-1]]
     bits = 8 * dtype.itemsize
     shift_amount = "shiftamt" in i.parts
@@ -139,13 +143,15 @@ def bfind(d, i):
 
 @opcode("fns", section="9.7.1.17", group="integer")
 def fns(d, i):
-    """d = the bit of mask that is the offset-th set one counted from base (upwards if offset > 0), or all ones."""
+    """d = the bit of mask that is the offset-th set one counted from base (upwards if offset > 0), or all
+    ones."""
     def find(mask, base, offset):
         mask, base, offset = np.broadcast_arrays(mask, base, offset)
         result = []
         for m, b, o in zip(mask.tolist(), base.tolist(), offset.tolist()):
             step = 1 if o >= 0 else -1
-            places = [p for p in range(b, 32 if step > 0 else -1, step) if m >> p & 1] if o else [b] * (m >> b & 1)
+            reach = range(b, 32 if step > 0 else -1, step) if o else [b]
+            places = [p for p in reach if m >> p & 1]
             result.append(places[max(abs(o), 1) - 1] if len(places) >= max(abs(o), 1) else 0xFFFFFFFF)
         return np.array(result, np.uint32)
 
@@ -175,12 +181,14 @@ def bfe(d, i):
     unsigned = UNSIGNED_OF[dtype.itemsize]
 
     def extract(a, position, length):
-        pos, length = (np.minimum(x & np.uint32(0xFF), np.uint32(bits)).astype("i8") for x in (position, length))
+        pos, length = (np.minimum(x & np.uint32(0xFF), np.uint32(bits)).astype("i8")
+                       for x in (position, length))
         a = np.broadcast_to(a, np.broadcast_shapes(np.shape(a), np.shape(pos), np.shape(length)))
         raw = a.view(unsigned)
         field = np.where(pos >= bits, unsigned.type(0), raw >> np.minimum(pos, bits - 1).astype(unsigned))
         mask = np.where(length >= bits, unsigned.type(2**bits - 1),
-                        (unsigned.type(1) << np.minimum(length, bits - 1).astype(unsigned)) - unsigned.type(1))
+                        (unsigned.type(1) << np.minimum(length, bits - 1).astype(unsigned)) -
+                        unsigned.type(1))
         value = field & mask
         if dtype.kind == "i":
             sign_at = np.minimum(pos + length - 1, bits - 1)
@@ -243,7 +251,8 @@ def bmsk(d, i):
 
 @opcode("prmt", section="9.7.9.7", group="logic")
 def prmt(d, i):
-    """d = four bytes picked from {b, a} by the nibbles of c (msb of a nibble: the byte's sign), or by a mode."""
+    """d = four bytes picked from {b, a} by the nibbles of c (msb of a nibble: the byte's sign), or by a
+    mode."""
     mode = i.parts[2] if len(i.parts) > 2 else None
     table = {"f4e": [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]],
              "b4e": [[0, 7, 6, 5], [1, 0, 7, 6], [2, 1, 0, 7], [3, 2, 1, 0]],
@@ -267,5 +276,3 @@ def prmt(d, i):
         return result
 
     return computed(d, i, permute, np.dtype("u4"))
-
-

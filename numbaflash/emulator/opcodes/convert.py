@@ -197,7 +197,8 @@ def packed_fp8(d, i, element, source, relu):
         both = d.source(i.operands[1], "u4")
 
         def values():
-            high = (both >> np.uint32(16)).astype("u2").view("f2"), (both & np.uint32(0xFFFF)).astype("u2").view("f2")
+            high = (both >> np.uint32(16)).astype("u2").view("f2"), (
+                both & np.uint32(0xFFFF)).astype("u2").view("f2")
             return high
     else:
         pair = with_arrays(d, [d.source(o, "f4") for o in i.operands[1:3]])
@@ -222,7 +223,9 @@ def unpacked_fp8(d, i, to, source):
     a = d.source(i.operands[1], "u2")
 
     def step(active):
-        halves = [np.ascontiguousarray((a >> np.uint16(s)).astype("u1")).view(dtype).astype("f2") for s in (8, 0)]
+        halves = [
+            np.ascontiguousarray((a >> np.uint16(s)).astype("u1")).view(dtype).astype("f2") for s in (8, 0)
+        ]
         for half in halves:
             rounding.settle(half, True)
         high, low = (half.view("u2").astype("u4") for half in halves)

@@ -110,7 +110,10 @@ def extremum(d, i, function, zeros):
 
     def choose(*values):
         arrays = np.broadcast_arrays(*values)
-        signs = [a.view(unsigned) if a.flags.c_contiguous else np.ascontiguousarray(a).view(unsigned) for a in arrays]
+        signs = [
+            a.view(unsigned) if a.flags.c_contiguous else np.ascontiguousarray(a).view(unsigned)
+            for a in arrays
+        ]
         if flip:
             values = [np.abs(v) for v in values]
         result = values[0]
@@ -224,9 +227,11 @@ def copysign(d, i):
     return lambda active: np.copysign(b, a, out=out, where=active.where)
 
 
-PROPERTIES = {"finite": np.isfinite, "infinite": np.isinf, "notanumber": np.isnan, "number": lambda a: ~np.isnan(a),
-              "normal": lambda a: np.isfinite(a) & (np.abs(a) >= rounding.TINY[a.dtype]),
-              "subnormal": lambda a: (a != 0) & (np.abs(a) < rounding.TINY[a.dtype])}
+PROPERTIES = {
+    "finite": np.isfinite, "infinite": np.isinf, "notanumber": np.isnan, "number": lambda a: ~np.isnan(a),
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= rounding.TINY[a.dtype]),
+    "subnormal": lambda a: (a != 0) & (np.abs(a) < rounding.TINY[a.dtype]),
+}
 
 
 @opcode("testp", section="9.7.3.1", group="compare")

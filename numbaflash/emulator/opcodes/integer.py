@@ -71,8 +71,9 @@ def mad(d, i):
         return computed(d, i, lambda a, b, c: np.multiply(a, b, dtype=wide) + c, wide, [dtype, dtype, wide])
     if "hi" in i.parts:
         if "sat" in i.parts:
-            return computed(d, i, lambda a, b, c: np.clip(multiply_high(a, b, dtype).astype("i8") + c, -2**31, 2**31 - 1),
-                            dtype)
+            return computed(
+                d, i, lambda a, b, c: np.clip(multiply_high(a, b, dtype).astype("i8") + c, -2**31, 2**31 - 1),
+                dtype)
         return computed(d, i, lambda a, b, c: multiply_high(a, b, dtype) + c, dtype)
     return computed(d, i, lambda a, b, c: a * b + c, dtype)
 
@@ -98,7 +99,8 @@ def sad(d, i):
 
 @opcode("div", section="9.7.1.8", group="integer", types=INTEGERS)
 def div(d, i):
-    """d = a / b, rounded toward zero. Division by zero is machine-specific: all ones, as NVIDIA's code gives."""
+    """d = a / b, rounded toward zero. Division by zero is machine-specific: all ones, as NVIDIA's code
+    gives."""
     dtype = DTYPES[i.parts[-1]]
 
     def divide(a, b):

@@ -33,7 +33,8 @@ def space_of(instruction):
 
 
 def in_space(d, instruction, address, make):
-    """``make(space, window)`` of the instruction's space; for generic addresses one of each, chosen per lane (5.3)."""
+    """``make(space, window)`` of the instruction's space; for generic addresses one of each, chosen per lane
+    (5.3)."""
     name = space_of(instruction)
     if name is not None:
         return make(d.spaces[name], 0)
@@ -87,7 +88,8 @@ def ld(d, i):
 
 
 def strong_order(space, instruction):
-    """`races.GlobalOrder` if the access is a strong one to global memory: such accesses do not race, but order (8.3)."""
+    """`races.GlobalOrder` if the access is a strong one to global memory: such accesses do not race, but
+    order (8.3)."""
     if STRONG & set(instruction.parts) and hasattr(space.shadow, "order"):
         space.shadow.strong.add(id(instruction))
         return space.shadow.order
@@ -140,7 +142,9 @@ def st(d, i):
 
             def values(which):
                 chosen = which if lanes is None else lanes[which]
-                columns = [np.full(len(which), s) if not isinstance(s, np.ndarray) else s[chosen] for s in sources]
+                columns = [
+                    np.full(len(which), s) if not isinstance(s, np.ndarray) else s[chosen] for s in sources
+                ]
                 return np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint8)
 
             index = access(active, values) >> shift

@@ -1,7 +1,7 @@
 """Warp-level matrices: ldmatrix, stmatrix, movmatrix and mma.sync (PTX ISA 9.7.14.5).
 
-Where an element of a fragment lives is a table: for each register and half of it, the row and column as functions of
-``group = lane / 4`` and ``t = lane % 4``.
+Where an element of a fragment lives is a table: for each register and half of it, the row and column as
+functions of ``group = lane / 4`` and ``t = lane % 4``.
 """
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ GROUP, T = LANE >> 2, LANE & 3
 
 def fragment(rows, columns):
     """(elements, 32) row and column numbers of a fragment."""
-    return np.stack([np.broadcast_to(r, 32) for r in rows]), np.stack([np.broadcast_to(c, 32) for c in columns])
+    return np.stack([np.broadcast_to(r, 32)
+                     for r in rows]), np.stack([np.broadcast_to(c, 32) for c in columns])
 
 
 def two_rows(elements_per_row, stride):
-    """The accumulator pattern: rows group and group + 8, columns 2 t and 2 t + 1 (9.7.14.5.7, matrix C and D)."""
+    """The accumulator pattern: rows group and group + 8, columns 2 t and 2 t + 1 (9.7.14.5.7, matrix C and
+    D)."""
     return fragment([GROUP + 8 * (e >> 1) for e in range(4)], [2 * T + (e & 1) for e in range(4)])
 
 
 def a_halves(k):
-    """A of m16n8k8 and m16n8k16 with 16-bit elements: a0,a1 (group, 2t..), a2,a3 (group+8), then columns + 8."""
+    """A of m16n8k8 and m16n8k16 with 16-bit elements: a0,a1 (group, 2t..), a2,a3 (group+8), then columns +
+    8."""
     return fragment([GROUP + 8 * ((e >> 1) & 1) for e in range(k // 2)],
                     [2 * T + (e & 1) + 8 * (e >> 2) for e in range(k // 2)])
 
@@ -51,7 +54,8 @@ def b_words(k):
 
 
 def a_bytes(k):
-    """A of m16n8k16 and m16n8k32 with 8-bit elements: four columns 4t.. per register, rows +8, columns +16."""
+    """A of m16n8k16 and m16n8k32 with 8-bit elements: four columns 4t.. per register, rows +8, columns
+    +16."""
     return fragment([GROUP + 8 * ((e >> 2) & 1) for e in range(k // 2)],
                     [4 * T + (e & 3) + 16 * (e >> 3) for e in range(k // 2)])
 
@@ -82,7 +86,9 @@ def tf32_words(registers):
 def bytes_of(kind):
     def unpack(registers):
         import ml_dtypes
-        dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8}[kind]
+        dtype = {
+            "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8
+        }[kind]
         pieces = np.stack([np.ascontiguousarray((r >> np.uint32(s)).astype("u1")) for r in registers
                            for s in (0, 8, 16, 24)])
         return pieces.view(dtype).astype("i8" if kind in ("s8", "u8") else "f4")
@@ -121,7 +127,8 @@ def register_rows(machine, source, warps):
 
 @opcode("mma.sync", section="9.7.14.5", group="tensor core")
 def mma(d, i):
-    """D = A * B + C over the warp. Products are exact and summed in float32 (or int32, float64); f16 D rounds once."""
+    """D = A * B + C over the warp. Products are exact and summed in float32 (or int32, float64); f16 D
+    rounds once."""
     machine = d.machine
     shape = next(p for p in i.parts if re.fullmatch(r"m\d+n\d+k\d+", p))
     d_type, a_type, b_type, c_type = [p for p in i.parts if p in MMA_TYPES][-4:]
@@ -186,7 +193,8 @@ def count_of(i):
 
 @opcode("ldmatrix", section="9.7.14.5.15", group="memory", touches=lambda i: 16)
 def ldmatrix(d, i):
-    """Load 1, 2 or 4 8x8 matrices; lane gets elements (lane / 4, 2 (lane % 4)) and the next, transposed by .trans."""
+    """Load 1, 2 or 4 8x8 matrices; lane gets elements (lane / 4, 2 (lane % 4)) and the next, transposed by
+    .trans."""
     machine = d.machine
     count, transposed = count_of(i), "trans" in i.parts
     outs = [d.target(r, np.dtype("u4")) for r in d.vector(i.operands[0])]
@@ -249,5 +257,3 @@ def movmatrix(d, i):
         rows = words.view("u2").reshape(-1, 8, 8).transpose(0, 2, 1)
         put(machine, active, out, warps, np.ascontiguousarray(rows).view("u4").reshape(-1, 32))
     return step
-
-

@@ -10,7 +10,8 @@ from ..registry import opcode
 
 
 class Phase:
-    """An mbarrier: expected arrivals, those pending in this phase, pending bytes, number of completed phases."""
+    """An mbarrier: expected arrivals, those pending in this phase, pending bytes, number of completed
+    phases."""
 
     __slots__ = ("expected", "pending", "bytes", "phase", "clock", "released", "collected")
 
@@ -57,8 +58,9 @@ class Mbarriers:
             barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps))
             total = int(count[chosen].sum())
             if total > barrier.pending:
-                machine.fail(BarrierError, f"mbarrier at shared {name[1]:#x}: {total} arrivals, but this phase "
-                             f"expects only {barrier.pending} more of {barrier.expected}", instruction, int(who[0]))
+                machine.fail(
+                    BarrierError, f"mbarrier at shared {name[1]:#x}: {total} arrivals, but this phase "
+                    f"expects only {barrier.pending} more of {barrier.expected}", instruction, int(who[0]))
             barrier.pending -= total
         machine.clocks.tick()
         if complete:
@@ -78,7 +80,8 @@ def mbarriers(machine):
 
 
 def object_access(d, i, address, kind):
-    """Bounds, alignment and race checks of the 8-byte object; using one is like a read, making one is a write."""
+    """Bounds, alignment and race checks of the 8-byte object; using one is like a read, making one is a
+    write."""
     return Access(d, i, d.spaces["shared"], address, 8, kind)
 
 
@@ -156,10 +159,14 @@ def complete_tx(d, i):
     return step
 
 
-@opcode("mbarrier.arrive", "mbarrier.arrive_drop", section="9.7.13.15.13, 9.7.13.15.14", group="synchronisation",
+@opcode("mbarrier.arrive",
+        "mbarrier.arrive_drop",
+        section="9.7.13.15.13, 9.7.13.15.14",
+        group="synchronisation",
         touches=lambda i: 8)
 def arrive(d, i):
-    """count (1) arrivals; .expect_tx first adds bytes; .noComplete must not end the phase; state = the phase."""
+    """count (1) arrivals; .expect_tx first adds bytes; .noComplete must not end the phase; state = the
+    phase."""
     store, machine = mbarriers(d.machine), d.machine
     at = next(n for n, o in enumerate(i.operands) if not isinstance(o, (str, tuple)))
     state = d.target(i.operands[0], np.dtype("u8")) if at else None
@@ -172,7 +179,9 @@ def arrive(d, i):
         places = addresses(active)
         amount = None if extra is None else np.broadcast_to(extra, machine.lanes)[lanes].astype(np.int64)
         if state is not None:
-            phases = [store.find(lane, place, i)[1].phase for lane, place in zip(lanes.tolist(), places.tolist())]
+            phases = [
+                store.find(lane, place, i)[1].phase for lane, place in zip(lanes.tolist(), places.tolist())
+            ]
             state[lanes] = phases
         if expect:
             for lane, place, n in zip(lanes.tolist(), places.tolist(), amount.tolist()):
@@ -220,7 +229,7 @@ def wait(d, i):
 
     Both forms suspend the thread until then: a program cannot tell from a loop that asks again.
     """
-    store, machine = mbarriers(d.machine), d.machine
+    store = mbarriers(d.machine)
     out = d.target(i.operands[0], np.dtype(bool))
     addresses = checked(d, i, i.operands[1])
     parity = "parity" in i.parts
@@ -242,7 +251,8 @@ def wait(d, i):
         for one in np.unique(key).tolist():
             chosen = key == one
             name, barrier = store.find(lanes[chosen][0], places[chosen][0], i)
-            finished = (barrier.phase & 1) != (phases[chosen] & 1) if parity else barrier.phase > phases[chosen]
+            finished = (barrier.phase & 1) != (phases[chosen]
+                                               & 1) if parity else barrier.phase > phases[chosen]
             done[chosen] = finished
             if finished.any():
                 store.acquire(lanes[chosen][finished], barrier, name[0])

@@ -39,7 +39,7 @@ def members(machine, active, mask, warps):
 
 @opcode("shfl", section="9.7.9.6", group="warp")
 def shfl(d, i):
-    """d = a of another lane: j = lane -/+/^ b or b, inside of segments given by c; p = j is in range, else d = a."""
+    """d = a of lane j = lane -/+/^ b or b, inside of segments given by c; p = j is in range, else d = a."""
     machine = d.machine
     mode = i.parts[2]
     pair = i.operands[0].split("|")
@@ -166,7 +166,6 @@ def redux(d, i):
 @opcode("activemask", section="9.7.13.11", group="warp")
 def activemask(d, i):
     """d = the lanes of the warp that execute this instruction together."""
-    machine = d.machine
     out = d.target(i.operands[0], np.dtype("u4"))
 
     def step(active):
