@@ -292,7 +292,7 @@ def main() -> int:
         f"({'below' if good else 'NOT BELOW'} {TOLERANCE:.0e})"
     )
 
-    count, rounds = (8, 2) if arguments.quick else (32, 5)
+    count, rounds = (4, 1) if arguments.quick else (16, 3)
     ids, lengths = tokenize(tokenizer, long_texts(count))
     rates = tokens_per_second(encoder, ids, lengths, rounds)
     print(
