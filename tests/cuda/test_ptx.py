@@ -7,7 +7,7 @@ from cuda.core import Linker, LinkerOptions, ObjectCode
 from numba import cuda, float32, float64, types, uint32
 
 from numbaflash.cuda import compile, ptx
-from numbaflash.cuda.assembly import OUTPUTS
+from numbaflash.cuda.assembly import FRAGMENTS, OUTPUTS
 
 SIGNATURE = (types.int64, types.int32, types.int32, types.uint32[::1], types.float32[::1], types.float64[::1])
 ORDER = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120a"]
@@ -15,7 +15,7 @@ CASES = {}
 
 
 def case(name, mnemonic, body):
-    """body(g, s, i, u, f, d): a global and a shared address, an int32, local uint32, float32 and float64."""
+    """body(g, s, i, u, f, d): a global and a shared address, an int32, arrays of uint32, float32, float64."""
     CASES[name] = (mnemonic, body)
 
 
@@ -196,11 +196,23 @@ case("warp_id", "mov.u32", lambda g, s, i, u, f, d: ptx.warp_id())
 
 
 def make_kernel(name):
-    """A kernel around one call, whose every register is an input before and an output after it."""
-    body = device(CASES[name][1])
-    gives_value = ptx.INSTRUCTIONS[name].result is not None
-    gives_registers = any(isinstance(kind, OUTPUTS) for kind in ptx.INSTRUCTIONS[name].operands.values())
+    """A kernel around one call, whose operands come from outside and whose results go there."""
+    body, row = device(CASES[name][1]), ptx.INSTRUCTIONS[name]
+    kinds = row.operands.values()
+    if any(isinstance(kind, FRAGMENTS) for kind in kinds):
+        return around_registers(body, any(isinstance(kind, OUTPUTS) for kind in kinds))
+    gives_value = row.result is not None
 
+    def kernel(g, s, i, u, f, d):
+        if gives_value:
+            d[0] = body(g, s, i, u, f, d)
+        else:
+            body(g, s, i, u, f, d)
+
+    return kernel
+
+
+def around_registers(body, gives_registers):
     def kernel(g, s, i, out_u, out_f, out_d):
         u = cuda.local.array(8, uint32)
         f = cuda.local.array(8, float32)
@@ -209,10 +221,7 @@ def make_kernel(name):
             u[k] = i + k
             f[k] = i + k
             d[k] = i + k
-        if gives_value:
-            out_d[8] = body(g, s, i, u, f, d)
-        else:
-            body(g, s, i, u, f, d)
+        body(g, s, i, u, f, d)
         if gives_registers:
             for k in range(8):
                 out_u[k] = u[k]

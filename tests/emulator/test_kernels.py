@@ -20,8 +20,11 @@ def test_gives_the_right_values_and_raises_nothing(name, copies):
     check(CASES[name](np.random.default_rng(1)), copies=copies)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CASES)
+SCHEDULES = [pytest.param(name, seed, marks=[pytest.mark.slow] if seed and name.startswith("flash") else [])
+             for name in CASES for seed in range(3)]
+
+
+@pytest.mark.parametrize("name, seed", SCHEDULES)
 def test_any_schedule_gives_the_same_values(name, seed):
     case = CASES[name](np.random.default_rng(2))
     check(case, seed=seed)
