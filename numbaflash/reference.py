@@ -136,91 +136,117 @@ def caller_gradients(problem: Problem, gradients: tuple, bias: np.ndarray | None
 
 def forward(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Output and lse of every row, head-major; rows outside the segments hold 0 and -inf."""
-    return _forward(problem, *_exact(problem))
+    return _forward(problem, _exact(problem))
 
 
 def backward(
     problem: Problem, dout: np.ndarray, dlse: np.ndarray | None = None
 ) -> tuple[np.ndarray | None, ...]:
     """Gradients ``dq, dk, dv, dbias, dsinks``, head-major; dbias has ``score.bias_shape``."""
-    return _backward(problem, dout, dlse, *_exact(problem))
+    return _backward(problem, dout, dlse, _exact(problem))
 
 
 def dense(problem: Problem, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Output and lse as plain code in ``dtype`` computes them: the yardstick of a kernel's rounding errors.
 
-    S and P are rounded to ``dtype``, products accumulate in float32 (float64 for float64), the output is
-    rounded to ``problem.out_dtype``.
+    S and P are rounded to ``dtype``; products add one term after the other in float32 (float64 for float64);
+    the output is rounded to ``problem.out_dtype``.
     """
-    return _forward(problem, *_plain(dtype))
+    return _forward(problem, _plain(dtype))
 
 
 def dense_backward(
     problem: Problem, dtype: np.dtype, dout: np.ndarray, dlse: np.ndarray | None = None
 ) -> tuple[np.ndarray | None, ...]:
     """Gradients as plain code in ``dtype`` computes them, in the form of :func:`backward`."""
-    return _backward(problem, dout, dlse, *_plain(dtype))
+    return _backward(problem, dout, dlse, _plain(dtype))
 
 
-def _exact(problem: Problem) -> tuple[np.dtype, Callable, Callable]:
-    work = np.dtype(np.longdouble if problem.q.dtype == np.float64 else np.float64)
-    return work, lambda x: x, lambda x, dtype: x
+class Arithmetic(NamedTuple):
+    """How numbers are computed.
+
+    Attributes
+    ----------
+    work : numpy.dtype
+        Of sums and functions.
+    rounded : callable
+        What happens to S, P and their gradients when they are stored.
+    stored : callable
+        What happens to a result when it is stored in a dtype.
+    product : callable
+        Matrix product.
+    """
+
+    work: np.dtype
+    rounded: Callable[[np.ndarray], np.ndarray]
+    stored: Callable[[np.ndarray, np.dtype], np.ndarray]
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _plain(dtype: np.dtype) -> tuple[np.dtype, Callable, Callable]:
+EXACT = Arithmetic(np.dtype(np.float64), lambda x: x, lambda x, dtype: x, np.matmul)
+
+
+def _exact(problem: Problem) -> Arithmetic:
+    return EXACT._replace(work=np.dtype(np.longdouble)) if problem.q.dtype == np.float64 else EXACT
+
+
+def _plain(dtype: np.dtype) -> Arithmetic:
     work = np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
     def rounded(x: np.ndarray) -> np.ndarray:
+        return stored(x, dtype)
+
+    def stored(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return x.astype(dtype).astype(work)
 
-    return work, rounded, lambda x, dtype: x.astype(dtype).astype(work)
+    return Arithmetic(work, rounded, stored, _term_by_term)
 
 
-def _forward(
-    problem: Problem, work: np.dtype, rounded: Callable, stored: Callable
-) -> tuple[np.ndarray, np.ndarray]:
-    out = np.zeros(problem.out_shape, work)
-    lse = np.full(problem.q.shape[:3], -np.inf, work)
+def _term_by_term(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    total = np.zeros((len(a), b.shape[1]), a.dtype)
+    for column, row in zip(a.T, b, strict=True):
+        total += column[:, None] * row
+    return total
+
+
+def _forward(problem: Problem, how: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
+    out = np.zeros(problem.out_shape, how.work)
+    lse = np.full(problem.q.shape[:3], -np.inf, how.work)
     with np.errstate(all="ignore"):
-        for head in heads(problem, work):
-            s, _ = scores(head, rounded)
+        for head in heads(problem, how.work):
+            s, _ = scores(head, how)
             p, _, lse[head.rows] = softmax(s, head.visible, head.sink)
-            out[head.rows] = output(rounded(p), head)
-        return stored(out, problem.out_dtype), lse
+            out[head.rows] = output(how.rounded(p), head, how)
+        return how.stored(out, problem.out_dtype), lse
 
 
 def _backward(
-    problem: Problem,
-    dout: np.ndarray,
-    dlse: np.ndarray | None,
-    work: np.dtype,
-    rounded: Callable,
-    stored: Callable,
+    problem: Problem, dout: np.ndarray, dlse: np.ndarray | None, how: Arithmetic
 ) -> tuple[np.ndarray | None, ...]:
-    dq, dk, dv = (np.zeros(operand.shape, work) for operand in (problem.q, problem.k, problem.v))
-    dbias = None if problem.score.bias is None else np.zeros(problem.score.bias_shape, work)
-    dsinks = None if problem.sinks is None else np.zeros(problem.sinks.shape, work)
+    dq, dk, dv = (np.zeros(operand.shape, how.work) for operand in (problem.q, problem.k, problem.v))
+    dbias = None if problem.score.bias is None else np.zeros(problem.score.bias_shape, how.work)
+    dsinks = None if problem.sinks is None else np.zeros(problem.sinks.shape, how.work)
     with np.errstate(all="ignore"):
-        for head in heads(problem, work):
-            do = dout[head.rows].astype(work)
-            s, ds_dproduct = scores(head, rounded)
+        for head in heads(problem, how.work):
+            do = dout[head.rows].astype(how.work)
+            s, ds_dproduct = scores(head, how)
             p, p_sink, _ = softmax(s, head.visible, head.sink)
-            p = rounded(p)
-            o = stored(output(p, head), problem.out_dtype)
+            p = how.rounded(p)
+            o = how.stored(output(p, head, how), problem.out_dtype)
             delta = (do * o).sum(axis=1)
             if dlse is not None:
-                delta = delta - dlse[head.rows].astype(work)
-            dp = rounded(do @ head.v.T * head.dropout)
-            ds = rounded(p * (dp - delta[:, None]))
-            dproduct = rounded(ds * ds_dproduct) * head.scale
-            dq[head.rows] = visible_sum(dproduct, head.visible, head.k)
-            dk[head.keys] += visible_sum(dproduct.T, head.visible.T, head.q)
-            dv[head.keys] += visible_sum((head.dropout * p).T, head.visible.T, do)
+                delta = delta - dlse[head.rows].astype(how.work)
+            dp = how.rounded(how.product(do, head.v.T) * head.dropout)
+            ds = how.rounded(p * (dp - delta[:, None]))
+            dproduct = how.rounded(ds * ds_dproduct) * head.scale
+            dq[head.rows] = visible_sum(dproduct, head.visible, head.k, how)
+            dk[head.keys] += visible_sum(dproduct.T, head.visible.T, head.q, how)
+            dv[head.keys] += visible_sum((head.dropout * p).T, head.visible.T, do, how)
             if dbias is not None:
                 add_broadcast(dbias, head.pairs, np.where(head.visible, ds, 0))
             if dsinks is not None:
                 dsinks[head.pairs[1]] -= (p_sink * delta).sum()
-        return tuple(stored(g, problem.q.dtype) for g in (dq, dk, dv)) + (dbias, dsinks)
+        return tuple(how.stored(g, problem.q.dtype) for g in (dq, dk, dv)) + (dbias, dsinks)
 
 
 # ----------------------------------------------------------------------------------------------- the formulas
@@ -319,16 +345,16 @@ def visibility(
     return visible
 
 
-def scores(head: Head, rounded: Callable) -> tuple[np.ndarray, np.ndarray | float]:
+def scores(head: Head, how: Arithmetic) -> tuple[np.ndarray, np.ndarray | float]:
     """``S = c tanh(scale q k^T / c) + bias - slope |pos - j|``, and its derivative by the scaled product."""
-    s, derivative = rounded(head.q @ head.k.T * head.scale), 1.0
+    s, derivative = how.rounded(how.product(head.q, head.k.T) * head.scale), 1.0
     if head.softcap is not None:
         t = np.tanh(s / head.softcap)
-        s, derivative = rounded(head.softcap * t), (1 - t) * (1 + t)
+        s, derivative = how.rounded(head.softcap * t), (1 - t) * (1 + t)
     if head.bias is not None:
-        s = rounded(s + head.bias)
+        s = how.rounded(s + head.bias)
     if head.penalty is not None:
-        s = rounded(s - head.penalty)
+        s = how.rounded(s - head.penalty)
     return s, derivative
 
 
@@ -343,9 +369,9 @@ def softmax(s: np.ndarray, visible: np.ndarray, sink: float) -> tuple[np.ndarray
     return weight / divisor[:, None], sink_weight / divisor, m + np.log(l)
 
 
-def output(p: np.ndarray, head: Head) -> np.ndarray:
+def output(p: np.ndarray, head: Head, how: Arithmetic) -> np.ndarray:
     """O = (Z * P) V."""
-    return visible_sum(head.dropout * p, head.visible, head.v)
+    return visible_sum(head.dropout * p, head.visible, head.v, how)
 
 
 def dropout_factor(problem: Problem, segment: list[int], h: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
@@ -358,17 +384,17 @@ def dropout_factor(problem: Problem, segment: list[int], h: int, i: np.ndarray, 
     return keep / (1 - p)
 
 
-def visible_sum(weights: np.ndarray, visible: np.ndarray, values: np.ndarray) -> np.ndarray:
+def visible_sum(weights: np.ndarray, visible: np.ndarray, values: np.ndarray, how: Arithmetic) -> np.ndarray:
     """Row i of the result: the sum of ``weights[i, j] * values[j]`` over the j that i sees, and no other.
 
     A matrix product, except that a hidden NaN is no summand, not even one times zero.
     """
     weights = np.where(visible, weights, 0)
     if np.isfinite(values).all():
-        return weights @ values
+        return how.product(weights, values)
     out = np.empty((len(weights), values.shape[1]), values.dtype)
     for i, seen in enumerate(visible):
-        out[i] = weights[i, seen] @ values[seen]
+        out[i] = how.product(weights[i : i + 1, seen], values[seen])[0]
     return out
 
 

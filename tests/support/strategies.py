@@ -118,6 +118,9 @@ class Call:
         given = [self.q, self.k, self.v, self.dout, self.dlse, *self.options.values(), *self.packed.values()]
         return [array for array in given if isinstance(array, np.ndarray)]
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
     def __repr__(self) -> str:
         lines = [f"{name}={_describe(value)}" for name, value in self.options.items()]
         lines += [f"{name}={value.tolist()}" for name, value in self.packed.items()]

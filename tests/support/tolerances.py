@@ -5,10 +5,10 @@ A result computed in dtype T passes where its largest error is at most
     factor * err_plain(T) + 4 * eps(T) * max|exact| + u * magnitude
 
 with factor 2 for outputs and 3 for gradients. ``exact`` is the oracle's result and ``err_plain`` the error of
-plain code that rounds S and P to T. The last term, u the eps of the accumulator, is what every order of summation
-may lose: ``magnitude`` is the same result with all its terms taken as absolute values. It matters only where
-terms cancel (one visible key makes every dq an exact zero) or where there are so few numbers that plain code is
-exact by luck.
+plain code that rounds S and P to T. The last term, u the eps of the accumulator, is what every order of
+summation may lose: ``magnitude`` is the same result with all its terms taken as absolute values. It matters
+only where terms cancel (one visible key makes every dq an exact zero) or where there are so few numbers that
+plain code is exact by luck.
 """
 
 import ml_dtypes
@@ -103,7 +103,7 @@ def forward_magnitudes(problem: Problem) -> tuple[float, float]:
         for head in reference.heads(problem, np.dtype(np.float64)):
             p, _, row_lse, score = _probabilities(head)
             growth = 1 + score.max(axis=1, initial=0.0)
-            sums = reference.visible_sum(head.dropout * p, head.visible, np.abs(head.v)) * growth[:, None]
+            sums = _visible_sum(head.dropout * p, head.visible, np.abs(head.v)) * growth[:, None]
             out = max(out, _largest(sums))
             lse = max(lse, _largest(np.abs(row_lse) + growth))
     return out, lse
@@ -121,24 +121,28 @@ def backward_magnitudes(problem: Problem, dout, dlse) -> tuple[float, ...]:
             do = np.abs(dout[head.rows].astype(np.float64))
             p, p_sink, _, score = _probabilities(head)
             growth = 1 + score.max(axis=1, initial=0.0)[:, None]
-            out = reference.visible_sum(head.dropout * p, head.visible, np.abs(head.v))
+            out = _visible_sum(head.dropout * p, head.visible, np.abs(head.v))
             delta = (do * out).sum(axis=1)
             if dlse is not None:
                 delta = delta + np.abs(dlse[head.rows].astype(np.float64))
             dp = (do @ np.abs(head.v).T) * head.dropout
             ds = np.where(head.visible, p * (dp + delta[:, None]) * growth, 0)
-            dq[head.rows] = abs(head.scale) * reference.visible_sum(ds, head.visible, np.abs(head.k))
-            dk[head.keys] += abs(head.scale) * reference.visible_sum(ds.T, head.visible.T, np.abs(head.q))
-            dv[head.keys] += reference.visible_sum((head.dropout * p * growth).T, head.visible.T, do)
+            dq[head.rows] = abs(head.scale) * _visible_sum(ds, head.visible, np.abs(head.k))
+            dk[head.keys] += abs(head.scale) * _visible_sum(ds.T, head.visible.T, np.abs(head.q))
+            dv[head.keys] += _visible_sum((head.dropout * p * growth).T, head.visible.T, do)
             if problem.score.bias is not None:
                 reference.add_broadcast(dbias, head.pairs, ds)
             dsinks[head.pairs[1]] += (p_sink * delta * growth[:, 0]).sum()
     return tuple(_largest(total) for total in totals)
 
 
+def _visible_sum(weights, visible, values):
+    return reference.visible_sum(weights, visible, values, reference.EXACT)
+
+
 def _probabilities(head):
     """P, the sink's P, lse, and the sum of absolute terms of each visible score."""
-    s, _ = reference.scores(head, lambda x: x)
+    s, _ = reference.scores(head, reference.EXACT)
     score = np.abs(head.q) @ np.abs(head.k).T * abs(head.scale)
     for term in (head.bias, head.penalty):
         if term is not None:
