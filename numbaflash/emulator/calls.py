@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from .errors import UnknownInstruction
 from .half_shims import shim
-from .parser import Function, Instruction, Module
+from .parser import Address, Function, Instruction, Module
 
 
 def flatten(module: Module, entry: Function) -> Function:
@@ -52,6 +52,12 @@ def _call(module, flat, call, stack, counter):
     returned = operands.pop(0) if isinstance(operands[0], tuple) else ()
     name = operands.pop(0)
     given = operands.pop(0) if operands else ()
+    if name == "vprintf":
+        status = [Address(returned[0]), "0"]
+        for opcode, operands in (("system.vprintf", list(given)), ("st.param.b32", status)):
+            flat.instructions.append(Instruction(opcode, operands, call.guard, call.negated, call.line,
+                                                 call.text, call.source, tuple(opcode.split("."))))
+        return
     function = module.functions.get(name)
     if function is None or not function.defined:
         function = shim(name)

@@ -293,3 +293,14 @@ def test_importing_the_package_does_not_import_the_emulator_nor_the_emulator_num
     code = ("import sys, numbaflash; assert 'numbaflash.emulator' not in sys.modules; "
             "from numbaflash import emulator; assert emulator.launch; assert 'numba.cuda' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_kernels_print(capsys):
+    @cuda.jit
+    def kernel(x):
+        i = cuda.threadIdx.x
+        if i < 2:
+            print("lane", i, "holds", x[i], float32(0.5))
+
+    emulator.launch(kernel, 1, 32, np.array([7, -8]))
+    assert capsys.readouterr().out.splitlines() == ["lane 0 holds 7 0.500000", "lane 1 holds -8 0.500000"]
