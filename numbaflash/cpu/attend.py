@@ -129,8 +129,12 @@ def attend_block(static, call, scratch, job):
     if not call.v_in_place:
         v_stride = call.value_dim * size
 
-    for tile in range(low, high, call.block_k):
-        tile_end = min(tile + call.block_k, high)
+    # Tiles lie on a grid from key 0, and the last one may be rounded up, so that the bits of a row do not depend on
+    # the rows that share its block.
+    readable = min(high + static.rows, k_length)
+    for grid in range(low // call.block_k * call.block_k, high, call.block_k):
+        tile = max(grid, low)
+        tile_end = min(grid + call.block_k, readable)
         keys = k_rows + tile * call.k_stride_n
         if not call.k_in_place:
             pack_rows(static, static.storage, scratch + call.at_keys, k_stride, keys, call.k_stride_n,

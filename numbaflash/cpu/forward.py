@@ -210,8 +210,9 @@ def _uniform_jobs(
 
 def _pairs(band: Band, low, high, q_length, k_length, offset, scale) -> np.ndarray:
     """Rows times keys of blocks of rows: the measure of a job's work."""
-    if scale > 1:
+    rows = high - low
+    if scale > 1:  # rows of several heads: taken for all queries
         low, high = 0 * low, 0 * high + q_length
     first = np.maximum(0, low + offset - band.left)
     last = np.minimum(k_length, high + offset + band.right)
-    return (high - low) * np.maximum(0, last - first)
+    return rows * np.maximum(0, last - first)
