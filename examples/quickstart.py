@@ -103,7 +103,7 @@ def measure_peak_memory(who: str, tokens: int) -> dict[str, int | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=4096, help="sequence length of the comparison (4096)")
+    parser.add_argument("--tokens", type=int, default=3072, help="sequence length of the comparison (3072)")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions; the best time counts (2)")
     parser.add_argument("--peak-memory-of", choices=CALLS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -288,7 +288,7 @@ def main() -> int:
     difference = float(np.abs(embeddings - encoder.embed(ids, lengths, oracle_attention)).max())
     good = difference < TOLERANCE
     print(
-        f"\nLargest difference from the same encoder with exact attention: {difference:.1e} "
+        f"\nLargest difference from the same encoder with the oracle's attention: {difference:.1e} "
         f"({'below' if good else 'NOT BELOW'} {TOLERANCE:.0e})"
     )
 

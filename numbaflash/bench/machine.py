@@ -86,7 +86,8 @@ def text(described: dict[str, Any]) -> str:
         f"package   {d['package']}",
     ]
     if d["settings"]:
-        lines.append("settings  " + " ".join(f"{name}={value}" for name, value in d["settings"].items()))
+        shown = {name: value if len(value) <= 40 else value[:39] + "…" for name, value in d["settings"].items()}
+        lines.append("settings  " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return "\n".join(lines)
 
 
