@@ -28,6 +28,7 @@ def _append(module, flat, function, formals, prefix, stack, counter):
 
     flat.registers |= {rename(name): kind for name, kind in function.registers.items()}
     flat.variables |= {rename(name): v for name, v in function.variables.items()}
+    flat.tables |= {rename(name): [rename(t) for t in targets] for name, targets in function.tables.items()}
     labels_at = {}
     for name, index in function.labels.items():
         labels_at.setdefault(index, []).append(rename(name))

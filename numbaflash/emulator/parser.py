@@ -67,6 +67,7 @@ class Function:
     variables: dict = field(default_factory=dict)
     instructions: list = field(default_factory=list)
     labels: dict = field(default_factory=dict)
+    tables: dict = field(default_factory=dict)  # of brx.idx
     defined: bool = True
     directives: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)  # what others have found out about it, by their own keys
@@ -249,12 +250,16 @@ class _Parser:
         if len(self.scopes) > 1:
             self.scopes[-1]["\0labels"][name] = name = f"{name}@{self.scope_count}"
         self.function.labels[name] = len(self.function.instructions)
+        self.last_label = name
 
     def statement(self, text, position):
         if text.startswith(".reg"):
             self.registers(text)
         elif match := _VARIABLE.match(text):
             self.variable(text, *match.groups())
+        elif text.startswith(".branchtargets"):
+            targets = [self.rename(name) for name in split(text[len(".branchtargets"):])]
+            self.function.tables[self.last_label] = targets
         elif text[0] != ".":
             self.instruction(text, position)
         elif not text.startswith((".pragma", ".alias", ".callprototype")):

@@ -304,3 +304,22 @@ def test_kernels_print(capsys):
 
     emulator.launch(kernel, 1, 32, np.array([7, -8]))
     assert capsys.readouterr().out.splitlines() == ["lane 0 holds 7 0.500000", "lane 1 holds -8 0.500000"]
+
+
+def test_branches_through_a_table():
+    text = CALL[:CALL.index(".func")] + """.visible .entry k(.param .u64 out)
+{
+    .reg .b64 %rd<4>; .reg .b32 %r<4>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 3;
+    TABLE: .branchtargets A, B, C, B;
+    brx.idx %r2, TABLE;
+    A: mov.u32 %r3, 10; bra END;
+    B: mov.u32 %r3, 20; bra END;
+    C: mov.u32 %r3, 30;
+    END: mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r3;
+    ret;
+}"""
+    out = np.zeros(8, np.int32)
+    emulator.launch(text, 1, 8, out)
+    assert out.tolist() == [10, 20, 30, 20] * 2

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import TrapError, UnknownInstruction
+from ..errors import MemoryFault, TrapError, UnknownInstruction
 from ..registry import opcode
 
 
@@ -39,7 +39,19 @@ def bra(d, i):
 @opcode("brx.idx", section="9.7.12.4", group="control", control=True)
 def brx(d, i):
     """Branch to the index-th label of a .branchtargets list."""
-    raise UnknownInstruction("brx.idx is not implemented")
+    targets = np.array([d.function.labels[name] for name in d.function.tables[i.operands[1]]])
+    index, guard = d.source(i.operands[0], "u4"), d.guard(i)
+
+    def control(machine, active, following):
+        lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
+        chosen = np.broadcast_to(index, machine.lanes)[lanes]
+        goes = np.ones(len(lanes), bool) if guard is None else guard()[lanes]
+        outside = goes & (chosen >= len(targets))
+        if outside.any():
+            machine.fail(MemoryFault, f"brx.idx beyond its {len(targets)} targets", i, int(lanes[outside][0]))
+        machine.pc[lanes] = np.where(goes, targets[np.where(goes, chosen, 0)], following)
+        return None
+    return control
 
 
 @opcode("ret", "exit", section="9.7.12.6, 9.7.12.7", group="control", control=True)
