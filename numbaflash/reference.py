@@ -389,13 +389,12 @@ def visible_sum(weights: np.ndarray, visible: np.ndarray, values: np.ndarray, ho
 
     A matrix product, except that a hidden NaN is no summand, not even one times zero.
     """
-    weights = np.where(visible, weights, 0)
-    if np.isfinite(values).all():
-        return how.product(weights, values)
-    out = np.empty((len(weights), values.shape[1]), values.dtype)
-    for i, seen in enumerate(visible):
-        out[i] = how.product(weights[i : i + 1, seen], values[seen])[0]
-    return out
+    finite = np.isfinite(values)
+    total = how.product(np.where(visible, weights, 0), np.where(finite, values, 0))
+    for j in np.flatnonzero(~finite.all(axis=1)):
+        seen = visible[:, j]
+        total[seen] += np.where(finite[j], 0, weights[seen, j, None] * values[j])
+    return total
 
 
 def add_broadcast(total: np.ndarray, pairs: tuple[int, int], ds: np.ndarray) -> None:
