@@ -107,7 +107,7 @@ def backward(
     compute = problem.compute_dtype
     dropout = problem.dropout
     if jobs:
-        width = head_dim + -head_dim % static["lanes"]
+        width = row_width(static, head_dim)
         turns = np.zeros(1 + tile_jobs, np.int64)
         statistics = np.empty((differentiate.STATISTICS, heads, row_count), compute)
         q_factor = float(compute.type(problem.scale * (1.0 if static["general"] else LOG2_E)))
@@ -221,14 +221,18 @@ def bias_gradient(problem: Problem, sums: BiasSums, tables: Tables) -> np.ndarra
     return dbias.sum(axis=axes, keepdims=True)
 
 
+def row_width(static: Static, columns: int) -> int:
+    """Numbers from row to row of a tile, as :func:`differentiate.row_width` has them."""
+    return columns + -columns % static["lanes"] + static["lanes"]
+
+
 def scratch_layout(static: Static, block_q: int, block_k: int, head_dim: int, value_dim: int) -> dict[str, int]:
     """Offsets of the parts of a thread's scratch, each on a cache line of its own, and their total."""
     lanes, size = static["lanes"], static["size"]
-    width, value_width = (dim + -dim % lanes for dim in (head_dim, value_dim))
+    width, value_width = row_width(static, head_dim), row_width(static, value_dim)
     keys = block_k + -block_k % static["rows"]
-    # A row of a tile of scores is one vector longer than the block, which spreads it over the sets of the cache;
-    # two vectors behind the last row are read or written in passing.
-    tile = (block_q * (block_k + lanes) + 2 * max(lanes, static["rows"])) * size
+    # Two vectors behind the last row of a tile of scores are read or written in passing.
+    tile = (block_q * row_width(static, block_k) + 2 * max(lanes, static["rows"])) * size
     general = static["general"]
     parts = dict(
         at_q=block_q * width * size,

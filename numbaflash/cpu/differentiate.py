@@ -94,6 +94,12 @@ def padded(static, columns):
     return (columns + static.lanes - 1) // static.lanes * static.lanes
 
 
+@helper
+def row_width(static, columns):
+    """Numbers from row to row of a tile: one vector more, so that a column of vectors spreads over the cache's sets."""
+    return padded(static, columns) + static.lanes
+
+
 # ----------------------------------------------------------------------------------------------------- products
 
 
@@ -128,8 +134,8 @@ def multiply_add(wide, narrow, a, a_row, a_column, b, c, stride, rows, inner, co
 @helper
 def clear_padding(static, tile, rows, columns, all_rows):
     """Zeros where a tile of ``rows`` x ``columns`` is padded to whole vectors and to ``all_rows``."""
-    width = padded(static, columns)
-    if width > columns:
+    width = row_width(static, columns)
+    if padded(static, columns) > columns:
         fill(static, tile, rows * width, 0.0)
     fill(static, tile + rows * width * static.size, (all_rows - rows) * width, 0.0)
     return width * static.size
@@ -203,8 +209,7 @@ def prepare_tile(static, call, scratch, job):
     batch, start = load_i64(segment + FIELD * Q_BATCH), load_i64(segment + FIELD * Q_START)
     row = start + first
 
-    width = padded(static, call.value_dim)
-    stride = width * static.size
+    stride = row_width(static, call.value_dim) * static.size
     dout, out = scratch + call.at_dout, scratch + call.at_scores
     load_outputs(static, call.out_code, dout,
                  call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
@@ -221,7 +226,7 @@ def prepare_tile(static, call, scratch, job):
     sink_sum = 0.0
     for i in range(rows):
         lse = load_float(static, lse_row + i * call.lse_n)
-        delta = dot(static, dout + i * stride, out + i * stride, width)
+        delta = dot(static, dout + i * stride, out + i * stride, padded(static, call.value_dim))
         if call.dlse:
             delta -= load_float(static, dlse_row + i * call.dlse_n)
         if call.sinks and lse != -np.inf:
@@ -245,7 +250,7 @@ def prepare_tile(static, call, scratch, job):
                               load_i64(segment + FIELD * Q_OFFSET), call.left, call.right)
     if low >= high:
         zeros = scratch + call.at_q
-        fill(static, zeros, rows * padded(static, call.head_dim), 0.0)
+        fill(static, zeros, rows * row_width(static, call.head_dim), 0.0)
         store_dq(static, call, batch, head, row, zeros, rows)
 
 
@@ -253,7 +258,7 @@ def prepare_tile(static, call, scratch, job):
 def store_dq(static, call, batch, head, row, tile, rows):
     """Scale, round and write a tile of dq."""
     store_rows(static, static.storage, call.dq + batch * call.dq_b + head * call.dq_h + row * call.dq_n,
-               call.dq_n, call.dq_d, tile, padded(static, call.head_dim) * static.size, rows, call.head_dim,
+               call.dq_n, call.dq_d, tile, row_width(static, call.head_dim) * static.size, rows, call.head_dim,
                call.scale)
 
 
@@ -264,7 +269,7 @@ def store_dq(static, call, batch, head, row, tile, rows):
 def make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge):
     """Turn scores and products of a tile into (Z *) P and dS, through the stages of a non-empty Score."""
     scores, products = scratch + call.at_scores, scratch + call.at_products
-    stride = (call.block_k + static.lanes) * static.size
+    stride = row_width(static, call.block_k) * static.size
     columns = padded(static, keys)
     offset = load_i64(segment + FIELD * Q_OFFSET)
     low = first + offset - call.left - key
@@ -307,7 +312,7 @@ def make_weights(static, call, scratch, segment, number, head, tile_row, first, 
 def add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys):
     """dS of a tile joins the gradient of the bias, or the sums over queries that its shape asks for."""
     products = scratch + call.at_products
-    stride = (call.block_k + static.lanes) * static.size
+    stride = row_width(static, call.block_k) * static.size
     if call.dbias:
         target = call.dbias + number * call.dbias_b + head * call.dbias_h + first * call.dbias_q + key * static.size
         add_tile(static, target, call.dbias_q, products, stride, rows, keys)
@@ -323,7 +328,7 @@ def add_bias_gradient(static, call, scratch, number, head, first, rows, key, key
 @part
 def add_row_sums(static, call, scratch, number, head, tile_row, rows, keys):
     """Sums of dS over keys, for a bias that is the same for all keys; at the tile's turn."""
-    stride = (call.block_k + static.lanes) * static.size
+    stride = row_width(static, call.block_k) * static.size
     target = call.row_sums + 8 * (head * call.row_count + tile_row)
     for i in range(rows):
         total = row_sum(static, scratch + call.at_products + i * stride, keys)
@@ -345,8 +350,8 @@ def differentiate_tile(
     _, all_low, all_high, _ = visible(key, key + keys, q_length, -offset, call.right, call.left)
     edge = first < all_low or first + rows > all_high
 
-    q_stride, v_stride = padded(static, call.head_dim) * size, padded(static, call.value_dim) * size
-    stride = (call.block_k + static.lanes) * size
+    q_stride, v_stride = row_width(static, call.head_dim) * size, row_width(static, call.value_dim) * size
+    stride = row_width(static, call.block_k) * size
     q, dout = scratch + call.at_q, scratch + call.at_dout
     scores, products = scratch + call.at_scores, scratch + call.at_products
     row = start + first
@@ -381,8 +386,8 @@ def differentiate_tile(
         finite = (all_finite(static, q, q_stride, rows, call.head_dim)
                   and all_finite(static, dout, v_stride, rows, call.value_dim))
     if not finite:
-        set_aside(static, scratch + call.at_kept_q, q, rows * padded(static, call.head_dim))
-        set_aside(static, scratch + call.at_kept_dout, dout, rows * padded(static, call.value_dim))
+        set_aside(static, scratch + call.at_kept_q, q, rows * row_width(static, call.head_dim))
+        set_aside(static, scratch + call.at_kept_dout, dout, rows * row_width(static, call.value_dim))
 
     block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset, call.left, call.right)
     begins, ends = block == block_high - 1, block == block_low
@@ -393,7 +398,7 @@ def differentiate_tile(
     else:
         wait_for(turn, block_high - 1 - block)
     if begins:
-        fill(static, dq, all_rows * padded(static, call.head_dim), 0.0)
+        fill(static, dq, all_rows * row_width(static, call.head_dim), 0.0)
     if static.general and call.row_sums:
         add_row_sums(static, call, scratch, number, head, tile_row, rows, keys)
     if static.general and call.softcap > 0:
@@ -459,11 +464,12 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
     key = block * call.block_k
     keys = min(call.block_k, k_length - key)
     batch, start = load_i64(segment + FIELD * K_BATCH), load_i64(segment + FIELD * K_START) + key
-    k_stride, v_stride = padded(static, call.head_dim) * static.size, padded(static, call.value_dim) * static.size
+    k_stride = row_width(static, call.head_dim) * static.size
+    v_stride = row_width(static, call.value_dim) * static.size
     dk, dv = scratch + call.at_dk, scratch + call.at_dv
     all_keys = whole_rows(static, keys)
-    fill(static, dk, all_keys * padded(static, call.head_dim), 0.0)
-    fill(static, dv, all_keys * padded(static, call.value_dim), 0.0)
+    fill(static, dk, all_keys * row_width(static, call.head_dim), 0.0)
+    fill(static, dv, all_keys * row_width(static, call.value_dim), 0.0)
     low, _, _, high = tiles_seen(
         key, key + keys, call.block_q, load_i64(segment + FIELD * Q_LENGTH), -load_i64(segment + FIELD * Q_OFFSET),
         call.right, call.left)
@@ -475,7 +481,7 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
         load_inputs(static, scratch + call.at_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
         finite = all_finite(static, scratch + call.at_keys, k_stride, keys, call.head_dim)
         if not finite:
-            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys, keys * padded(static, call.head_dim))
+            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys, keys * row_width(static, call.head_dim))
         for head in range(kv_head * call.group, (kv_head + 1) * call.group):
             for tile in range(low, high):
                 differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key, keys,

@@ -135,10 +135,10 @@ def keep_factors(
 ):
     """Fill a tile with 0 where dropout drops a pair and ``factor`` where it keeps it.
 
-    ``query`` and ``key`` number the first row and column within their sequence. One word of the generator decides
-    a query and a key, one block of words two adjacent keys, so keys are drawn in pairs and rows in rising order:
-    a pair that begins before the first column spills into the row before, a last one into the row after, which
-    are wider than ``columns`` by two vectors at least, or written later.
+    ``query`` and ``key`` number the first row and column within their sequence. One block of words decides two
+    adjacent keys, so keys are drawn in pairs, whole vectors of pairs at a time. The first pair may begin one number
+    before its row, the last ones may end in the next row: rows are written in rising order, have a spare vector
+    between them, and need room before the first and behind the last.
     """
 
     def generate(context, builder, signature, arguments):
