@@ -53,12 +53,12 @@ def replaced(problem, **fields):
     return dataclasses.replace(problem, **fields) if dataclasses.is_dataclass(problem) else problem._replace(**fields)
 
 
-def backward(problem, *, arch="sm_80", seed=11, dlse=True, **launch):
+def backward(problem, *, arch="sm_80", numbers=11, dlse=True, **launch):
     """dq, dk, dv, dbias and dsinks, what they are gradients of, and the emulator's report.
 
-    out and lse are the oracle's, rounded; dout and dlse are random.
+    out and lse are the oracle's, rounded; dout and dlse are random, from the seed `numbers`.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(numbers)
     out, lse = reference.forward(problem)
     dtype = problem.out_dtype
     dout = rng.standard_normal(out.shape).astype(dtype)
