@@ -61,10 +61,7 @@ def compile_kernel(kernel, values, arch: str):
     with _LOCK:
         if key not in _CACHE:
             with pretend_device(capability(arch)):
-                text, _ = cuda.compile_ptx(function,
-                                           kinds,
-                                           cc=capability(arch),
-                                           lineinfo=not options.get("debug"),
-                                           **options)
+                text, _ = cuda.compile_ptx(function, kinds, cc=capability(arch),
+                                           lineinfo=not options.get("debug"), **options)
             _CACHE[key] = text
         return _CACHE[key], kinds, names

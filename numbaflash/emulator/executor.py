@@ -54,13 +54,9 @@ def execute(plan, *, arch: str = "sm_80", **options) -> Report:
         text = compile_ptx(spec.function, tuple(spec.signature), arch, launch_bounds=spec.launch_bounds,
                            lineinfo=True)
         code = getattr(spec.function, "py_func", spec.function).__code__
-        report = launch_text(text,
-                             tuple(spec.signature),
-                             code.co_varnames[:code.co_argcount],
-                             one.grid,
-                             one.block, [resolve(item) for item in one.arguments],
-                             shared_bytes=one.shared_bytes,
-                             **options)
+        arguments = [resolve(item) for item in one.arguments]
+        report = launch_text(text, tuple(spec.signature), code.co_varnames[:code.co_argcount], one.grid,
+                             one.block, arguments, shared_bytes=one.shared_bytes, **options)
         total = report if total is None else total + report
     if total is None:
         raise ValueError("plan has no launches")

@@ -20,13 +20,12 @@ ARENA_ALIGN = 256
 
 
 class Allocation:
-    """A named stretch of a space."""
+    """A named stretch of a space; ``array`` is what it was made from, if it was an array."""
 
-    __slots__ = ("name", "start", "nbytes", "array", "itemsize", "readonly")
+    __slots__ = ("name", "start", "nbytes", "array")
 
-    def __init__(self, name, start, nbytes, array=None, itemsize=1, readonly=False):
-        self.name, self.start, self.nbytes = name, start, nbytes
-        self.array, self.itemsize, self.readonly = array, itemsize, readonly
+    def __init__(self, name, start, nbytes, array=None):
+        self.name, self.start, self.nbytes, self.array = name, start, nbytes, array
 
 
 class Space:
@@ -77,7 +76,7 @@ class Space:
         array = one.array
         if array is None or not array.ndim:
             return ""
-        offset = address - one.start - getattr(array, "offset_in_base", 0)
+        offset = address - one.start
         if not array.flags.c_contiguous:
             return f" (element {offset // array.itemsize} of its memory)"
         if array.ndim == 1 or not 0 <= offset < array.nbytes:
@@ -221,25 +220,17 @@ class LocalShadow:
 class Arena(Space):
     """Global memory: copies of the argument arrays and the module's variables between guard zones.
 
-    Arrays that overlap in memory share bytes here too. `sync_back` writes every changed array back.
+    Arrays that overlap in memory share bytes here too (see `arguments.Memory`, which copies them in and out).
     """
 
     def __init__(self):
         self.allocations, self.pieces, self.size = [], [], ARENA_GUARD
 
-    def reserve(self,
-                name,
-                nbytes,
-                data=None,
-                initialized=True,
-                align=ARENA_ALIGN,
-                readonly=False,
-                array=None,
-                offset=0):
-        """Room for ``nbytes``, ``offset`` bytes after a multiple of ``align``; returns its address."""
-        start = -(-self.size // align) * align + offset
+    def reserve(self, name, nbytes, data=None, initialized=True, array=None, offset=0):
+        """Room for ``nbytes``, ``offset`` bytes after a multiple of `ARENA_ALIGN`; returns its address."""
+        start = -(-self.size // ARENA_ALIGN) * ARENA_ALIGN + offset
         self.size = start + nbytes + ARENA_GUARD
-        self.allocations.append(Allocation(name, GLOBAL_BASE + start, nbytes, array, readonly=readonly))
+        self.allocations.append(Allocation(name, GLOBAL_BASE + start, nbytes, array))
         self.pieces.append((start, nbytes, data, initialized))
         return GLOBAL_BASE + start
 

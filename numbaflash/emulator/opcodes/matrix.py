@@ -21,13 +21,11 @@ GROUP, T = LANE >> 2, LANE & 3
 
 def fragment(rows, columns):
     """(elements, 32) row and column numbers of a fragment."""
-    return np.stack([np.broadcast_to(r, 32)
-                     for r in rows]), np.stack([np.broadcast_to(c, 32) for c in columns])
+    return tuple(np.stack([np.broadcast_to(one, 32) for one in numbers]) for numbers in (rows, columns))
 
 
-def two_rows(elements_per_row, stride):
-    """The accumulator pattern: rows group and group + 8, columns 2 t and 2 t + 1 (9.7.14.5.7, matrix C and
-    D)."""
+def two_rows():
+    """C and D of all m16n8 shapes: rows group and group + 8, columns 2 t and 2 t + 1 (9.7.14.5.7)."""
     return fragment([GROUP + 8 * (e >> 1) for e in range(4)], [2 * T + (e & 1) for e in range(4)])
 
 
@@ -65,7 +63,7 @@ def b_bytes(k):
     return fragment([4 * T + (e & 3) + 16 * (e >> 2) for e in range(k // 4)], [GROUP] * (k // 4))
 
 
-ACCUMULATOR = two_rows(2, 8)
+ACCUMULATOR = two_rows()
 SMALL_ACCUMULATOR = fragment([GROUP, GROUP], [2 * T, 2 * T + 1])
 DOUBLE_A, DOUBLE_B = fragment([GROUP], [T]), fragment([T], [GROUP])
 

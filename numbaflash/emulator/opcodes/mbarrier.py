@@ -159,11 +159,8 @@ def complete_tx(d, i):
     return step
 
 
-@opcode("mbarrier.arrive",
-        "mbarrier.arrive_drop",
-        section="9.7.13.15.13, 9.7.13.15.14",
-        group="synchronisation",
-        touches=lambda i: 8)
+@opcode("mbarrier.arrive", "mbarrier.arrive_drop", section="9.7.13.15.13, 9.7.13.15.14",
+        group="synchronisation", touches=lambda i: 8)
 def arrive(d, i):
     """count (1) arrivals; .expect_tx first adds bytes; .noComplete must not end the phase; state = the
     phase."""
