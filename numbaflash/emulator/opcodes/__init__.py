@@ -5,11 +5,10 @@ from the `decode.Decoder` once (``d.source`` and ``d.target`` are live views of 
 closure that runs:
 
 * ``step(active)`` computes for all lanes and writes with ``where=active.where``; ``active.lanes`` are the
-indices of
-  those that execute (None: all). `memory.Access` turns an address operand into checked flat byte indices.
+  indices of those that execute (None: all). `memory.Access` turns an address operand into checked flat byte
+  indices.
 * with ``control=True``, ``control(machine, active, following)`` returns the next pc for all active lanes, or
-None after
-  it has set ``machine.pc`` and ``machine.state`` itself: branches, barriers and waits.
+  None after it has set ``machine.pc`` and ``machine.state`` itself: branches, barriers and waits.
 
 What an asynchronous unit remembers lives in ``machine.parts``; ``machine.batch_hooks`` reset it for each
 batch of blocks, and ``machine.progress_hooks`` are asked to deliver something when no lane can run.
