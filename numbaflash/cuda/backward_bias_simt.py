@@ -12,12 +12,13 @@ from functools import lru_cache
 from numba import cuda, float64, int32, int64
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_gradients import Layout, make_gradients, make_loads
 from numbaflash.cuda.simt_scores import load_draw, make_scores
 from numbaflash.cuda.simt_softmax import ALL, EXP2, LOG2_E
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER
-from numbaflash.cuda.tiles import Q_BATCH, Q_START, Place, column, device, load_segment, row_zero
+from numbaflash.cuda.tiles import Q_BATCH, Q_START, Place, column, load_segment, row_zero
 
 SINK_THREADS = 128
 SINK_BYTES = 8 * (SINK_THREADS // WARP)

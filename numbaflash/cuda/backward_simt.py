@@ -18,6 +18,7 @@ from functools import lru_cache
 from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.products import make_combine, make_combine_visible
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, VECTOR_BYTES, WARP, SimtConfig
 from numbaflash.cuda.simt_gradients import Layout, make_gradients, make_loads
@@ -26,7 +27,7 @@ from numbaflash.cuda.simt_softmax import ALL
 from numbaflash.cuda.simt_tiles import (
     NATIVE, NATIVE_NUMBER, NATIVE_STORE, NUMBER, READ_NUMBER, READ_VECTOR, SIZE, STORE_SHARED, make_store)
 from numbaflash.cuda.tiles import (
-    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, device, load_segment, locate, row_zero)
+    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, load_segment, locate, row_zero)
 
 
 @device

@@ -275,7 +275,10 @@ def _numba_arguments(request) -> dict:
 def _build_ptx(request, identity) -> str:
     from numba import cuda
 
-    text, _ = cuda.compile_ptx(**_numba_arguments(request))
+    from numbaflash.cuda.inlining import compiling_for
+
+    with compiling_for(request.arch.capability):
+        text, _ = cuda.compile_ptx(**_numba_arguments(request))
     return text
 
 
@@ -283,7 +286,10 @@ def _build_cubin(request, identity) -> Cubin:
     from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba import cuda
 
-    code, _ = cuda.compile(**_numba_arguments(request), output="ltoir")
+    from numbaflash.cuda.inlining import compiling_for
+
+    with compiling_for(request.arch.capability):
+        code, _ = cuda.compile(**_numba_arguments(request), output="ltoir")
     options = LinkerOptions(arch=request.arch.name, link_time_optimization=True, ptxas_options=["-v"],
                             lineinfo=request.options["lineinfo"] or None,
                             max_register_count=request.options["max_registers"])

@@ -17,12 +17,13 @@ from functools import lru_cache
 from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.products import make_combine, make_combine_visible, make_dot
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_scores import load_draw, make_scores
 from numbaflash.cuda.simt_softmax import LOG2_E, make_softmax
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store
-from numbaflash.cuda.tiles import Q_BATCH, Q_START, column, device, load_segment, locate, row_zero, tiles_seen
+from numbaflash.cuda.tiles import Q_BATCH, Q_START, column, load_segment, locate, row_zero, tiles_seen
 
 
 class Layout:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from numba import cuda, int32
 
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, VECTOR_BYTES, SimtConfig
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, LOAD_SHARED, NUMBER
-from numbaflash.cuda.tiles import device
 
 
 def make_dot(config: SimtConfig, width: int) -> Callable:

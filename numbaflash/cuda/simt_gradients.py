@@ -12,12 +12,13 @@ from typing import NamedTuple
 from numba import cuda, int32, int64
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.products import make_dot
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import EXP2, LOG2_E
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_NUMBER, NUMBER, STORE_NUMBER, make_load
-from numbaflash.cuda.tiles import device, row_zero, tile_range
+from numbaflash.cuda.tiles import row_zero, tile_range
 
 
 class Layout:

@@ -14,9 +14,10 @@ from numba import cuda, int32, int64, uint64
 from numbaflash import dropout
 from numbaflash import score as plain
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, SimtConfig
 from numbaflash.cuda.simt_tiles import NUMBER, READ_NUMBER
-from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column, device
+from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column
 from numbaflash.jit import compile_plain
 
 LOAD_NUMBER = {"float32": ptx.ld_shared_f32, "float64": ptx.ld_shared_f64}

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from numba import cuda
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import SimtConfig
 from numbaflash.cuda.simt_tiles import NUMBER
-from numbaflash.cuda.tiles import device
 
 LOG2_E = 1 / math.log(2)
 LN_2 = math.log(2)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from numba import cuda, float32, float64, int32, int64, uint16, uint32
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import VECTOR_BYTES, SimtConfig
-from numbaflash.cuda.tiles import device
 
 BATCH = 4
 """Loads that a thread has under way at a time."""

@@ -1,0 +1,33 @@
+"""Device functions that LLVM inlines, compiled without a GPU.
+
+``cuda.jit(device=True, inline="always")`` needs no GPU either, but inlines before types are known: every call
+copies and re-analyses the whole function, and the time grows with the square of a kernel's size.  With
+``forceinline`` each function is compiled once and the machine code is the same (measured on the SIMT kernels: 2 to
+4 times faster, equal registers).  Its price: Numba asks the current device for its architecture, which
+`compiling_for` answers.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numba.cuda.dispatcher
+from numba import cuda
+
+device = cuda.jit(device=True, forceinline=True)
+"""Decorates a device function; kernels that call it are compiled within `compiling_for`."""
+
+
+class _Target(NamedTuple):
+    compute_capability: tuple
+
+
+@contextmanager
+def compiling_for(capability: tuple) -> Iterator[None]:
+    """Let Numba compile device functions for an architecture, whatever device there is, or none."""
+    module = numba.cuda.dispatcher
+    current = module.get_current_device
+    module.get_current_device = lambda: _Target(capability)
+    try:
+        yield
+    finally:
+        module.get_current_device = current
