@@ -20,7 +20,7 @@ from .lanes import (
 from .nonfinite import add_nonfinite_values, clean_values
 from .scorepass import alibi_scores, combine_columns, drop_weights, softcap_scores
 from .simd import fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64
-from .softmax import ALPHA, NEW_MAX, OLD_MAX, STATE_PANELS, SUM, add_sink, finish_lse, hide_outside, softmax
+from .softmax import ALPHA, NEW_MAX, STATE_PANELS, SUM, add_sink, finish_lse, hide_outside, softmax
 from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
 from .tiles import all_finite, fill, pack_panel, pack_rows, unpack_panel
 
@@ -224,5 +224,3 @@ def attend(counter, calls, static):
 
 
 kernel = Kernel(attend)
-
-__all__ = ["ARGUMENTS", "OLD_MAX", "kernel"]

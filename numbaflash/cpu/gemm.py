@@ -86,7 +86,8 @@ def _generate(static: Static, mode: str, track: bool):
 
         def block(count: int, partial: int):
             def body(i: Value, _: list[Value]) -> list[Value]:
-                sums = _product(x, x.at(a, x.times(i, a_row)), a_row, a_column, b, b_row, inner, count, vectors, partial)
+                block_a = x.at(a, x.times(i, a_row))
+                sums = _product(x, block_a, a_row, a_column, b, b_row, inner, count, vectors, partial)
                 _finish(x, sums, x.at(c, x.times(i, c_row)), c_row, mode, extra, track)
                 return []
 

@@ -3,7 +3,7 @@
 import numba
 
 from ..jit import compile_plain
-from ..segments import K_INDEX, K_LENGTH, Q_BATCH, Q_INDEX, Q_LENGTH, Q_OFFSET, Q_START
+from ..segments import K_LENGTH, Q_BATCH, Q_INDEX, Q_LENGTH, Q_OFFSET, Q_START
 from ..visibility import visible_range
 from .compile import HELPER_OPTIONS, helper
 from .simd import load_f64, load_i64, store_f32, store_f64, store_i32, store_i64
@@ -89,8 +89,3 @@ def place_lanes(static, call, scratch, segment, segment_number, first_head, firs
             if call.alibi:
                 slope = load_f64(call.alibi + segment_number * call.alibi_stride_b + head * call.alibi_stride_h)
                 store_number(static, narrow + SLOPE * width, slope)
-
-
-__all__ = ["BIAS_ROW", "FIELD", "HEAD", "HIGH", "K_INDEX", "LANE_TABLES", "LOW", "LSE_ROW", "MASK_ROW", "OUT_ROW",
-           "POSITION", "QUERY", "Q_ROW", "SINK", "SLOPE", "lane_table", "place_lanes", "store_integer",
-           "store_number", "visible_keys"]

@@ -12,7 +12,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .simd import I32, I64, Lanes, Value, typed
-from .storage import FLOAT32, FLOAT64, ITEM_SIZES, load_as_computed, store_as
+from .storage import ITEM_SIZES, load_as_computed, store_as
 
 
 def each_column(
@@ -225,6 +225,3 @@ def fill(typing_context, static, address, count, value):
 
     number = types.float32 if static["bits"] == 32 else types.float64
     return typed(types.void, static, address, count, number), generate
-
-
-__all__ = ["FLOAT32", "FLOAT64", "all_finite", "each_column", "fill", "pack_panel", "pack_rows", "unpack_panel"]
