@@ -409,3 +409,29 @@ def test_faults_are_found_with_32_bit_shared_addresses_too():
     emulator.launch(far, 1, 32, np.zeros(1, np.uint32))
     with pytest.raises(MemoryFault, match="shared"):
         emulator.launch(far, 1, 32, np.full(1, 1, np.uint32))
+
+
+def test_a_barrier_that_whole_warps_skip_is_found():
+    @cuda.jit
+    def first_warp(x):
+        i = cuda.threadIdx.x
+        if i < 32:
+            x[i] = 1
+            cuda.syncthreads()
+            x[i] = 2
+
+    with pytest.raises(BarrierError, match="divergent code: .*thread \\(32, 0, 0\\) has exited without it"):
+        emulator.launch(first_warp, 1, 64, np.zeros(64, np.int32))
+    emulator.launch(first_warp, 1, 32, np.zeros(64, np.int32))
+
+
+def test_a_barrier_in_a_loop_of_unequal_length_is_found():
+    @cuda.jit
+    def loop(x):
+        i = cuda.threadIdx.x
+        for _ in range(i // 32 + 1):
+            x[i] += 1
+            cuda.syncthreads()
+
+    with pytest.raises(BarrierError, match="has exited without it"):
+        emulator.launch(loop, 1, 64, np.zeros(64, np.int32))

@@ -12,9 +12,10 @@ from ..registry import opcode
 class Meeting:
     """One use of one barrier of one block: who has arrived and what they know."""
 
-    __slots__ = ("warps", "waiting", "arrived", "expected", "clock", "votes", "deliver")
+    __slots__ = ("warps", "waiting", "arrived", "expected", "clock", "votes", "deliver", "instruction")
 
-    def __init__(self, expected):
+    def __init__(self, expected, instruction):
+        self.instruction = instruction
         self.warps, self.waiting, self.arrived, self.expected = [], [], 0, expected
         self.clock, self.votes, self.deliver = None, [], []
 
@@ -37,7 +38,7 @@ class Barriers:
         machine = self.machine
         meeting = self.meetings.get((block, number))
         if meeting is None:
-            meeting = self.meetings[block, number] = Meeting(expected)
+            meeting = self.meetings[block, number] = Meeting(expected, instruction)
         if meeting.expected != expected:
             machine.fail(
                 BarrierError, f"barrier {number} is used with {expected or 'all'} threads while others "
@@ -67,6 +68,7 @@ class Barriers:
         if meeting.expected:
             done = meeting.arrived >= meeting.expected
         else:
+            self.nobody_left(block, meeting.waiting[0], meeting.instruction)
             mine = slice(block * machine.padded, (block + 1) * machine.padded)
             alive = (machine.state[mine] != EXITED).reshape(-1, 32).any(axis=1)
             done = not len(np.setdiff1d(np.flatnonzero(alive), meeting.warps))
@@ -87,6 +89,18 @@ class Barriers:
         for deliver, lanes in meeting.deliver:
             if deliver is not None:
                 deliver(lanes, meeting.votes)
+
+    def nobody_left(self, block, lanes, instruction):
+        """A barrier without a count is for all threads of the block; those that have exited never come.
+
+        GPUs count an exited warp as arrived, but neither CUDA nor the ISA promise that.
+        """
+        machine = self.machine
+        gone = (machine.state == EXITED) & machine.real & (machine.block_of == block)
+        if gone.any():
+            name = machine.lane_name(int(np.flatnonzero(gone)[0]))
+            machine.fail(BarrierError, f"barrier in divergent code: {name} has exited without it", instruction,
+                         int(lanes[0]), len(lanes))
 
     def after_exit(self, active):
         if self.meetings:
@@ -163,6 +177,9 @@ def bar(d, i: Instruction):
             arrived = active.mask.reshape(machine.blocks, -1).sum(axis=1)
             alive = machine.alive().reshape(machine.blocks, -1).sum(axis=1)
             if ((arrived == alive) | (arrived == 0)).all():
+                for block in np.flatnonzero((arrived > 0) & (arrived < machine.threads)).tolist():
+                    lanes = active.lanes[machine.block_of[active.lanes] == block]
+                    store.nobody_left(block, lanes, i)
                 machine.clocks.barrier_blocks(np.flatnonzero(arrived))
                 return following
         lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
