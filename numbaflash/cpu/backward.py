@@ -50,7 +50,7 @@ class BiasSums(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Where each sequence's rows, tiles of queries and blocks of keys begin; one more entry holds the total."""
+    """Where each sequence's rows, tiles of queries and blocks of keys begin; the last entry is the total."""
 
     rows: np.ndarray
     tiles: np.ndarray
@@ -115,8 +115,9 @@ def backward(
         sums = np.empty((heads, row_count, width) if several else 0, compute)
         call = make_gradient_call(
             dict(
-                q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse, dq=dq, dk=dk, dv=dv,
-                bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi, sinks=problem.sinks,
+                q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse,
+                dq=dq, dk=dk, dv=dv, bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi,
+                sinks=problem.sinks,
                 dbias=None if bias.dbias is None
                 else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
                 row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
@@ -137,14 +138,16 @@ def backward(
             ),
             dict(
                 scale=problem.scale, q_factor=q_factor,
-                dk_factor=problem.scale / q_factor if q_factor else problem.scale, softcap=problem.score.softcap or 0.0,
+                dk_factor=problem.scale / q_factor if q_factor else problem.scale,
+                softcap=problem.score.softcap or 0.0,
                 keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
             ),
         )
         entry = differentiate.kernel.specialise(
             (*differentiate.ARGUMENTS, statics.wide, statics.narrow), static
         )
-        keep = (problem, dout, out, lse, dlse, dq, dk, dv, bias, sink_sums, tables, blocks, turns, statistics, sums)
+        inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
+        keep = (*inputs, *outputs, tables, blocks, turns, statistics, sums)
         flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
         run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
     return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
@@ -159,8 +162,8 @@ def kernel_statics(problem: Problem) -> Statics:
 
 @lru_cache(maxsize=64)
 def _statics(storage: int, general: bool) -> Statics:
-    # Twice as many rows as vectors of a panel: the accumulators fill the registers, and a row of vectors is as short
-    # as the lanes of common head dimensions want it.
+    # Twice as many rows as vectors of a panel: the accumulators fill the registers, and a row of vectors is
+    # as short as the lanes of common head dimensions want it.
     m = machine()
     bits = 64 if storage == CODES[float64] else 32
     lanes = m.vector_bits // bits
@@ -187,7 +190,8 @@ def make_tables(segments: np.ndarray, rows: int, block_q: int, block_k: int) -> 
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
     q_length, k_length = segments[:, Q_LENGTH], segments[:, K_LENGTH]
-    return Tables(totals(-(-q_length // rows) * rows), totals(-(-q_length // block_q)), totals(-(-k_length // block_k)))
+    tiles, blocks = -(-q_length // block_q), -(-k_length // block_k)
+    return Tables(totals(-(-q_length // rows) * rows), totals(tiles), totals(blocks))
 
 
 def bias_sums(problem: Problem, row_count: int, max_k: int) -> BiasSums:
@@ -226,7 +230,9 @@ def row_width(static: Static, columns: int) -> int:
     return columns + -columns % static["lanes"] + static["lanes"]
 
 
-def scratch_layout(static: Static, block_q: int, block_k: int, head_dim: int, value_dim: int) -> dict[str, int]:
+def scratch_layout(
+    static: Static, block_q: int, block_k: int, head_dim: int, value_dim: int
+) -> dict[str, int]:
     """Offsets of the parts of a thread's scratch, each on a cache line of its own, and their total."""
     lanes, size = static["lanes"], static["size"]
     width, value_width = row_width(static, head_dim), row_width(static, value_dim)

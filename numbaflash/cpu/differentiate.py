@@ -1,14 +1,15 @@
 """The backward kernel: FlashAttention-2 (Dao, 2023, algorithm 2) with keys in vector lanes.
 
-A job is one block of keys of one KV head. K and V are packed once per job; then the tiles of queries that see the
-block pass by, those of all heads of the group one after the other:
+A job is one block of keys of one KV head. K and V are packed once per job; then the tiles of queries that see
+the block pass by, those of all heads of the group one after the other:
 
     S = Q K^T,  dP = dO V^T,  P and dS from them,  dQ += dS K,  dV += P^T dO,  dK += dS^T Q
 
-Every product has the numbers of its left factor broadcast and vectors of its right factor as they lie. dK and dV stay
-with the job. dQ of a tile is summed over the blocks in falling order, whoever computes them: each block waits for its
-turn at the tile, and since jobs begin in that order too, the wait is for a job that runs already. So all cores work
-on one head, no partial sums are kept, and the bits do not depend on the number of threads.
+Every product has the numbers of its left factor broadcast and vectors of its right factor as they lie. dK and
+dV stay with the job. dQ of a tile is summed over the blocks in falling order, whoever computes them: each
+block waits for its turn at the tile, and since jobs begin in that order too, the wait is for a job that runs
+already. So all cores work on one head, no partial sums are kept, and the bits do not depend on the number of
+threads.
 
 Jobs below ``tile_jobs`` come first and prepare a tile of queries each: lse, delta and what sinks need.
 """
@@ -26,21 +27,24 @@ from ..segments import (
 )
 from ..visibility import tile_range, visible_range
 from .compile import HELPER_OPTIONS, Kernel, helper
-from .gemm import gemm_add, gemm_set
 from .gradient_call import GRADIENT_CALL
 from .gradient_nonfinite import add_nonfinite_keys, add_nonfinite_queries, set_aside
-from .gradient_stages import (
-    alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors,
+from .gradient_rows import (
+    add_bias, find, load_float, load_inputs, load_keys, load_outputs, multiply, multiply_add, padded,
+    row_width, statistics_of, store_float, whole_rows,
 )
+from .gradient_stages import alibi_rows, cap_scores, combine_rows, hide_outside_band, keep_factors
 from .gradient_tile import (
-    add_tile, dot, dropped_weights, edge_weights, multiply_tile, row_sum, scale_tile, staged_weights, store_rows, weights,
+    add_tile, dot, dropped_weights, edge_weights, multiply_tile, row_sum, scale_tile, staged_weights,
+    store_rows, weights,
 )
 from .ordering import publish, publish_one_more, wait_for
-from .simd import LOG2_E, fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64, store_i64
-from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
-from .tiles import all_finite, fill, pack_panel, pack_rows
+from .simd import LOG2_E, fetch_add, load_f64, load_i64, store_f64
+from .storage import BOOLEAN
+from .tiles import all_finite, fill
 
-# Numba optimises a function anew in every function that calls it: what is called once is better part of its caller.
+# Numba optimises a function anew in every function that calls it: what is called once is better part of its
+# caller.
 part = numba.njit(inline="always", **HELPER_OPTIONS)
 
 FIELD = 8
@@ -52,153 +56,12 @@ visible = compile_plain(visible_range, numba.njit(**HELPER_OPTIONS))
 tiles_seen = compile_plain(tile_range, numba.njit(**HELPER_OPTIONS))
 
 
-@helper
-def load_float(static, address):
-    """A number of the dtype computed in, as float64."""
-    if static.bits == 32:
-        return np.float64(load_f32(address))
-    return load_f64(address)
-
-
-@helper
-def store_float(static, address, value):
-    """Round a float64 to the dtype computed in."""
-    if static.bits == 32:
-        store_f32(address, np.float32(value))
-    else:
-        store_f64(address, value)
-
-
-@helper
-def find(starts, count, value):
-    """The last i of ``count`` with ``starts[i] <= value``, in a table of rising int64."""
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        if load_i64(starts + 8 * middle) <= value:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@helper
-def whole_rows(static, rows):
-    """Rounded up to what the microkernel takes at once."""
-    return (rows + static.rows - 1) // static.rows * static.rows
-
-
-@helper
-def padded(static, columns):
-    """Rounded up to whole vectors."""
-    return (columns + static.lanes - 1) // static.lanes * static.lanes
-
-
-@helper
-def row_width(static, columns):
-    """Numbers from row to row of a tile: one vector more, so that a column of vectors spreads over the cache's sets."""
-    return padded(static, columns) + static.lanes
-
-
-# ----------------------------------------------------------------------------------------------------- products
-
-
-@helper
-def multiply(wide, narrow, a, a_row, b, b_row, b_panel, c, c_row, rows, inner, columns):
-    """C = A B panel by panel; A has adjacent columns, ``b_panel`` bytes lie between panels of B."""
-    done = 0
-    while columns - done > narrow.lanes:
-        gemm_set(wide, a, a_row, wide.size, b, b_row, c + done * wide.size, c_row, rows, inner, 0)
-        b += b_panel
-        done += wide.panel
-    if done < columns:
-        gemm_set(narrow, a, a_row, narrow.size, b, b_row, c + done * narrow.size, c_row, rows, inner, 0)
-
-
-@helper
-def multiply_add(wide, narrow, a, a_row, a_column, b, c, stride, rows, inner, columns):
-    """C += A B for B and C with adjacent columns and one row stride."""
-    done = 0
-    while columns - done > narrow.lanes:
-        at = done * wide.size
-        gemm_add(wide, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
-        done += wide.panel
-    if done < columns:
-        at = done * narrow.size
-        gemm_add(narrow, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
-
-
-# ---------------------------------------------------------------------------------------------- rows and tables
-
-
-@helper
-def clear_padding(static, tile, rows, columns, all_rows):
-    """Zeros where a tile of ``rows`` x ``columns`` is padded to whole vectors and to ``all_rows``."""
-    width = row_width(static, columns)
-    if padded(static, columns) > columns:
-        fill(static, tile, rows * width, 0.0)
-    fill(static, tile + rows * width * static.size, (all_rows - rows) * width, 0.0)
-    return width * static.size
-
-
-@helper
-def load_inputs(static, tile, source, row_stride, column_stride, rows, columns, all_rows):
-    """Convert rows of an array of q's dtype into a tile of whole vectors, zeros in the padding."""
-    stride = clear_padding(static, tile, rows, columns, all_rows)
-    pack_rows(static, static.storage, tile, stride, source, row_stride, column_stride, rows, columns)
-
-
-@helper
-def load_outputs(static, code, tile, source, row_stride, column_stride, rows, columns, all_rows):
-    """The same for out and dout, which may have another dtype."""
-    stride = clear_padding(static, tile, rows, columns, all_rows)
-    if code == FLOAT32:
-        pack_rows(static, FLOAT32, tile, stride, source, row_stride, column_stride, rows, columns)
-    elif code == FLOAT64:
-        pack_rows(static, FLOAT64, tile, stride, source, row_stride, column_stride, rows, columns)
-    elif code == FLOAT16:
-        pack_rows(static, FLOAT16, tile, stride, source, row_stride, column_stride, rows, columns)
-    else:
-        pack_rows(static, BFLOAT16, tile, stride, source, row_stride, column_stride, rows, columns)
-
-
-@helper
-def load_keys(static, call, scratch, panels, rows, row_stride, columns, column_stride, count):
-    """Transpose ``count`` rows into panels with the rows in their lanes."""
-    table = scratch + call.at_rows
-    lanes = (count + static.panel - 1) // static.panel * static.panel
-    for lane in range(lanes):
-        store_i64(table + 8 * lane, rows + min(lane, count - 1) * row_stride)
-    for first in range(0, lanes, static.panel):
-        pack_panel(static, static.storage, panels + first * columns * static.size, table + 8 * first, columns,
-                   column_stride, 1.0)
-
-
-@helper
-def add_bias(static, code, scores, stride, rows, columns, bias, bias_row, bias_column):
-    """Add a tile of bias of any dtype."""
-    if code == FLOAT32:
-        combine_rows(static, FLOAT32, scores, stride, rows, columns, bias, bias_row, bias_column)
-    elif code == FLOAT64:
-        combine_rows(static, FLOAT64, scores, stride, rows, columns, bias, bias_row, bias_column)
-    elif code == FLOAT16:
-        combine_rows(static, FLOAT16, scores, stride, rows, columns, bias, bias_row, bias_column)
-    else:
-        combine_rows(static, BFLOAT16, scores, stride, rows, columns, bias, bias_row, bias_column)
-
-
-@helper
-def statistics_of(static, call, which, head, tile_row):
-    """Address of one of the numbers that are kept per row and head."""
-    return call.statistics + ((which * call.heads + head) * call.row_count + tile_row) * static.size
-
-
-# ------------------------------------------------------------------------------------------ the jobs that prepare
+# -------------------------------------------------------------------------------------- the jobs that prepare
 
 
 @part
 def prepare_tile(static, call, scratch, job):
-    """lse with +inf where nothing is seen, delta, the gradient of the sink; zeros for a tile that sees nothing."""
+    """lse (+inf where nothing is seen), delta, what sinks need; dq of a tile that sees nothing is 0."""
     head = job % call.heads
     tile = job // call.heads
     number = find(call.tile_starts, call.segment_count, tile)
@@ -258,11 +121,11 @@ def prepare_tile(static, call, scratch, job):
 def store_dq(static, call, batch, head, row, tile, rows):
     """Scale, round and write a tile of dq."""
     store_rows(static, static.storage, call.dq + batch * call.dq_b + head * call.dq_h + row * call.dq_n,
-               call.dq_n, call.dq_d, tile, row_width(static, call.head_dim) * static.size, rows, call.head_dim,
-               call.scale)
+               call.dq_n, call.dq_d, tile, row_width(static, call.head_dim) * static.size, rows,
+               call.head_dim, call.scale)
 
 
-# ------------------------------------------------------------------------------------- one tile of queries and keys
+# ------------------------------------------------------------------------------- one tile of queries and keys
 
 
 @part
@@ -287,14 +150,16 @@ def make_weights(static, call, scratch, segment, number, head, tile_row, first, 
         cap_scores(static, scores, scratch + call.at_derivatives, stride, rows, columns, call.softcap)
     if call.bias:
         add_bias(static, call.bias_code, scores, stride, rows, keys,
-                 call.bias + number * call.bias_b + head * call.bias_h + first * call.bias_q + key * call.bias_k,
+                 call.bias + number * call.bias_b + head * call.bias_h + first * call.bias_q
+                 + key * call.bias_k,
                  call.bias_q, call.bias_k)
     if call.alibi:
         slope = load_f64(call.alibi + number * call.alibi_b + head * call.alibi_h)
         alibi_rows(static, scores, stride, rows, columns, first + offset - key, slope)
     if call.mask:
         combine_rows(static, BOOLEAN, scores, stride, rows, keys,
-                     call.mask + number * call.mask_b + head * call.mask_h + first * call.mask_q + key * call.mask_k,
+                     call.mask + number * call.mask_b + head * call.mask_h + first * call.mask_q
+                     + key * call.mask_k,
                      call.mask_q, call.mask_k)
     if edge:
         hide_outside_band(static, scores, stride, rows, columns, low, high)
@@ -314,7 +179,8 @@ def add_bias_gradient(static, call, scratch, number, head, first, rows, key, key
     products = scratch + call.at_products
     stride = row_width(static, call.block_k) * static.size
     if call.dbias:
-        target = call.dbias + number * call.dbias_b + head * call.dbias_h + first * call.dbias_q + key * static.size
+        target = call.dbias + number * call.dbias_b + head * call.dbias_h + first * call.dbias_q
+        target += key * static.size
         add_tile(static, target, call.dbias_q, products, stride, rows, keys)
     elif call.column_sums:
         partial = scratch + call.at_column_sum
@@ -322,7 +188,8 @@ def add_bias_gradient(static, call, scratch, number, head, first, rows, key, key
         add_tile(static, partial, 0, products, stride, rows, keys)
         target = call.column_sums + ((number * call.heads + head) * call.key_extent + key) * 8
         for k in range(keys):
-            store_f64(target + 8 * k, load_f64(target + 8 * k) + load_float(static, partial + k * static.size))
+            total = load_f64(target + 8 * k) + load_float(static, partial + k * static.size)
+            store_f64(target + 8 * k, total)
 
 
 @part
@@ -359,21 +226,25 @@ def differentiate_tile(
                 rows, call.head_dim, all_rows)
     # As the forward pass scales them, so that rounding gives the very scores that lse was made of.
     scale_tile(static, q, q_stride, rows, padded(static, call.head_dim), call.q_factor)
-    load_outputs(static, call.out_code, dout, call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
-                 call.dout_n, call.dout_d, rows, call.value_dim, all_rows)
+    load_outputs(static, call.out_code, dout,
+                 call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n, call.dout_n,
+                 call.dout_d, rows, call.value_dim, all_rows)
 
-    # At an edge the products leave out what no query of a group of rows, or no key of a panel, has to do with.
+    # At an edge the products leave out what no query of a group of rows, or no key of a panel, has to do
+    # with.
     for panel in range(0, keys, static.panel):
         columns = min(static.panel, keys - panel)
         low, high = 0, all_rows
         if edge:
             low, high = rows_seen(static, call, first, rows, key + panel, columns, q_length, offset)
         at = panel * call.head_dim * size
-        multiply(wide, narrow, q + low * q_stride, q_stride, scratch + call.at_k_lanes + at, static.panel * size, 0,
-                 scores + low * stride + panel * size, stride, high - low, call.head_dim, columns)
+        multiply(wide, narrow, q + low * q_stride, q_stride, scratch + call.at_k_lanes + at,
+                 static.panel * size, 0, scores + low * stride + panel * size, stride, high - low,
+                 call.head_dim, columns)
         at = panel * call.value_dim * size
-        multiply(wide, narrow, dout + low * v_stride, v_stride, scratch + call.at_v_lanes + at, static.panel * size, 0,
-                 products + low * stride + panel * size, stride, high - low, call.value_dim, columns)
+        multiply(wide, narrow, dout + low * v_stride, v_stride, scratch + call.at_v_lanes + at,
+                 static.panel * size, 0, products + low * stride + panel * size, stride, high - low,
+                 call.value_dim, columns)
 
     tile_row = load_i64(call.row_starts + 8 * number) + first
     make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge)
@@ -389,7 +260,8 @@ def differentiate_tile(
         set_aside(static, scratch + call.at_kept_q, q, rows * row_width(static, call.head_dim))
         set_aside(static, scratch + call.at_kept_dout, dout, rows * row_width(static, call.value_dim))
 
-    block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset, call.left, call.right)
+    block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset,
+                                             call.left, call.right)
     begins, ends = block == block_high - 1, block == block_low
     turn = call.turns + 8 * (1 + (load_i64(call.tile_starts + 8 * number) + tile) * call.heads + head)
     dq = call.sums + (head * call.row_count + tile_row) * q_stride
@@ -416,7 +288,8 @@ def differentiate_tile(
                          scratch + call.at_keys + low * q_stride, dq + i * q_stride, q_stride,
                          count, high - low, padded(static, call.head_dim))
     if not keys_finite:
-        add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, first + offset, q_stride, dq)
+        add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, first + offset,
+                           q_stride, dq)
     if ends:
         store_dq(static, call, batch, head, row, dq, rows)
     publish(turn, block_high - block)
@@ -428,14 +301,15 @@ def differentiate_tile(
         count = min(step, all_keys - i)
         low, high = 0, rows
         if edge:
-            low, _, _, high = visible(key + i, key + min(i + count, keys), q_length, -offset, call.right, call.left)
+            low, _, _, high = visible(key + i, key + min(i + count, keys), q_length, -offset,
+                                      call.right, call.left)
             low, high = max(low - first, 0), min(high - first, rows)
         if low < high:
             at = low * stride + i * size
-            multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride, dv + i * v_stride, v_stride,
-                         count, high - low, padded(static, call.value_dim))
-            multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride, dk + i * q_stride, q_stride,
-                         count, high - low, padded(static, call.head_dim))
+            multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride, dv + i * v_stride,
+                         v_stride, count, high - low, padded(static, call.value_dim))
+            multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride, dk + i * q_stride,
+                         q_stride, count, high - low, padded(static, call.head_dim))
     if not finite:
         add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
                               scratch + call.at_kept_dout, v_stride, call.value_dim, scores, dv)
@@ -453,7 +327,7 @@ def rows_seen(static, call, first, rows, key, keys, q_length, offset):
     return low // static.rows * static.rows, whole_rows(static, high)
 
 
-# ------------------------------------------------------------------------------------------------ one block of keys
+# ------------------------------------------------------------------------------------------ one block of keys
 
 
 @part
@@ -471,21 +345,24 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
     fill(static, dk, all_keys * row_width(static, call.head_dim), 0.0)
     fill(static, dv, all_keys * row_width(static, call.value_dim), 0.0)
     low, _, _, high = tiles_seen(
-        key, key + keys, call.block_q, load_i64(segment + FIELD * Q_LENGTH), -load_i64(segment + FIELD * Q_OFFSET),
-        call.right, call.left)
+        key, key + keys, call.block_q, load_i64(segment + FIELD * Q_LENGTH),
+        -load_i64(segment + FIELD * Q_OFFSET), call.right, call.left)
     if low < high:
         k_rows = call.k + batch * call.k_b + kv_head * call.k_h + start * call.k_n
         v_rows = call.v + batch * call.v_b + kv_head * call.v_h + start * call.v_n
-        load_keys(static, call, scratch, scratch + call.at_k_lanes, k_rows, call.k_n, call.head_dim, call.k_d, keys)
-        load_keys(static, call, scratch, scratch + call.at_v_lanes, v_rows, call.v_n, call.value_dim, call.v_d, keys)
+        load_keys(static, call, scratch, scratch + call.at_k_lanes, k_rows, call.k_n, call.head_dim, call.k_d,
+                  keys)
+        load_keys(static, call, scratch, scratch + call.at_v_lanes, v_rows, call.v_n, call.value_dim,
+                  call.v_d, keys)
         load_inputs(static, scratch + call.at_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
         finite = all_finite(static, scratch + call.at_keys, k_stride, keys, call.head_dim)
         if not finite:
-            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys, keys * row_width(static, call.head_dim))
+            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys,
+                      keys * row_width(static, call.head_dim))
         for head in range(kv_head * call.group, (kv_head + 1) * call.group):
             for tile in range(low, high):
-                differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key, keys,
-                                   block, finite)
+                differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key,
+                                   keys, block, finite)
     store_rows(static, static.storage, call.dk + batch * call.dk_b + kv_head * call.dk_h + start * call.dk_n,
                call.dk_n, call.dk_d, dk, k_stride, keys, call.head_dim, call.dk_factor)
     store_rows(static, static.storage, call.dv + batch * call.dv_b + kv_head * call.dv_h + start * call.dv_n,
@@ -494,7 +371,7 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
 
 @helper
 def unit_of_job(call, job):
-    """First sequence, first KV head and block of keys of a job: blocks in falling order, heads side by side."""
+    """First sequence, first KV head and block of keys of a job: blocks fall, heads lie side by side."""
     units = call.kv_heads // call.heads_per_unit
     blocks_before = job // units
     unit = find(call.block_starts, call.unit_count, blocks_before)
@@ -516,7 +393,8 @@ def differentiate(counter, calls, wide, narrow, static):
     if job < call.job_count:
         wait_for(call.turns, call.tile_jobs)
     while job < call.job_count:
-        # Sequences and heads that share a bias are one job, which sums its gradient in order; else there is one each.
+        # Sequences and heads that share a bias are one job, which sums its gradient in order; else there is
+        # one each.
         first_segment, first_head, block = unit_of_job(call, job - call.tile_jobs)
         for number in range(first_segment, first_segment + call.segments_per_unit):
             k_length = load_i64(call.segments + SEGMENT * number + FIELD * K_LENGTH)

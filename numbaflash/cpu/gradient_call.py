@@ -15,8 +15,9 @@ TABLES = (
     "row_sums", "column_sums", "sink_sums",
 )
 INTEGERS = (
-    "heads", "kv_heads", "group", "head_dim", "value_dim", "head_origin", "left", "right", "block_q", "block_k",
-    "segment_count", "row_count", "tile_count", "key_extent", "unit_count", "heads_per_unit", "segments_per_unit",
+    "heads", "kv_heads", "group", "head_dim", "value_dim", "head_origin", "left", "right", "block_q",
+    "block_k", "segment_count", "row_count", "tile_count", "key_extent", "unit_count", "heads_per_unit",
+    "segments_per_unit",
     "tile_jobs", "job_count", "out_code", "bias_code", "seed", "threshold", "may_hide",
     "scratch_bytes", "at_q", "at_dout", "at_scores", "at_products", "at_derivatives", "at_keep", "at_k_lanes",
     "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
@@ -27,10 +28,14 @@ NUMBERS = ("scale", "q_factor", "dk_factor", "softcap", "keep_factor")
 INTEGER_FIELDS = (
     *STRIDES, *TABLES, *(f"{name}_{axis}" for name, axes in STRIDES.items() for axis in axes), *INTEGERS,
 )
-GRADIENT_CALL = np.dtype([(name, np.int64) for name in INTEGER_FIELDS] + [(name, np.float64) for name in NUMBERS])
+GRADIENT_CALL = np.dtype(
+    [(name, np.int64) for name in INTEGER_FIELDS] + [(name, np.float64) for name in NUMBERS]
+)
 
 
-def make_gradient_call(arrays: dict[str, Any], integers: dict[str, int], numbers: dict[str, float]) -> np.ndarray:
+def make_gradient_call(
+    arrays: dict[str, Any], integers: dict[str, int], numbers: dict[str, float]
+) -> np.ndarray:
     """A record array of one call.
 
     Parameters

@@ -1,7 +1,7 @@
-"""NaN and infinity among queries, keys or gradients that a pair hides from each other: the slow path of such tiles.
+"""NaN and infinity among queries, keys or gradients that may be hidden: the slow path of their tiles.
 
-Hidden pairs have weight 0, but 0 times NaN is NaN. So the products are taken with 0 in place of such numbers, which
-leaves all others as they would be, and each of them is then added where its pair is visible.
+Hidden pairs have weight 0, but 0 times NaN is NaN. So the products are taken with 0 in place of such numbers,
+which leaves all others as they would be, and each of them is then added where its pair is visible.
 """
 
 import numpy as np
@@ -18,11 +18,13 @@ def pair_visible(static, call, number, head, query, key, position):
         return False
     if static.general:
         if call.mask:
-            at = call.mask + number * call.mask_b + head * call.mask_h + query * call.mask_q + key * call.mask_k
+            at = call.mask + number * call.mask_b + head * call.mask_h + query * call.mask_q
+            at += key * call.mask_k
             if load_u8(at) == 0:
                 return False
         if call.bias:
-            at = call.bias + number * call.bias_b + head * call.bias_h + query * call.bias_q + key * call.bias_k
+            at = call.bias + number * call.bias_b + head * call.bias_h + query * call.bias_q
+            at += key * call.bias_k
             return bias_at(static, call.bias_code, at) != -np.inf
     return True
 
@@ -55,9 +57,10 @@ def add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, ke
 
 @helper
 def add_nonfinite_queries(
-    static, call, scratch, number, head, first, rows, key, keys, position, kept, width, columns, weights, target
+    static, call, scratch, number, head, first, rows, key, keys, position, kept, width, columns, weights,
+    target,
 ):
-    """Add weight times value for each value of the queries that is not finite, to the keys that its query sees.
+    """Add weight times value for each value of the queries that is not finite, to the keys its query sees.
 
     Values are q with weights dS for dk, and dout with weights P for dv.
     """

@@ -1,6 +1,7 @@
 """The stages of a non-empty Score on a tile of the backward pass: one row per query, keys in the lanes.
 
-Scores turn from raw products into natural units in place, -inf where hidden; the softcap leaves its derivative.
+Scores turn from raw products into natural units in place, -inf where hidden; the softcap leaves its
+derivative.
 """
 
 from llvmlite import ir
@@ -38,7 +39,9 @@ def cap_scores(typing_context, static, scores, derivatives, row_stride, rows, co
 
 
 @intrinsic(prefer_literal=True)
-def combine_rows(typing_context, static, code, scores, row_stride, rows, columns, source, source_row, source_column):
+def combine_rows(
+    typing_context, static, code, scores, row_stride, rows, columns, source, source_row, source_column
+):
     """Add a tile of bias, where -inf hides, or hide where a boolean is False (code BOOLEAN)."""
     literal, code = code, code.literal_value
     size = ITEM_SIZES[code]
@@ -131,14 +134,15 @@ def hide_outside_band(typing_context, static, scores, row_stride, rows, columns,
 
 @intrinsic
 def keep_factors(
-    typing_context, static, keep, row_stride, rows, columns, query, key, head, sequence, seed, threshold, factor
+    typing_context, static, keep, row_stride, rows, columns, query, key, head, sequence, seed, threshold,
+    factor,
 ):
     """Fill a tile with 0 where dropout drops a pair and ``factor`` where it keeps it.
 
-    ``query`` and ``key`` number the first row and column within their sequence. One block of words decides two
-    adjacent keys, so keys are drawn in pairs, whole vectors of pairs at a time. The first pair may begin one number
-    before its row, the last ones may end in the next row: rows are written in rising order, have a spare vector
-    between them, and need room before the first and behind the last.
+    ``query`` and ``key`` number the first row and column within their sequence. One block of words decides
+    two adjacent keys, so keys are drawn in pairs, whole vectors of pairs at a time. The first pair may begin
+    one number before its row, the last ones may end in the next row: rows are written in rising order, have a
+    spare vector between them, and need room before the first and behind the last.
     """
 
     def generate(context, builder, signature, arguments):
@@ -159,8 +163,9 @@ def keep_factors(
         pairs = b.ashr(x.plus(x.plus(columns, odd_start), 1), ir.Constant(I64, 1))
         lanes = ir.Constant(wide, list(range(x.lanes)))
         orders = [
-            ir.Constant(ir.VectorType(I32, x.lanes), [lane // 2 + start + x.lanes * (lane % 2) for lane in range(x.lanes)])
-            for start in (0, x.lanes // 2)
+            ir.Constant(ir.VectorType(I32, n), [lane // 2 + start + n * (lane % 2) for lane in range(n)])
+            for n in (x.lanes,)
+            for start in (0, n // 2)
         ]
 
         def per_row(row: Value, _: list[Value]) -> list[Value]:
@@ -172,10 +177,8 @@ def keep_factors(
             def body(pair: Value, _: list[Value]) -> list[Value]:
                 pair_numbers = b.add(every(x.plus(first_pair, pair)), lanes)
                 words = _philox(x, [queries, pair_numbers, heads, sequences], seeds)
-                kept = [
-                    b.select(b.icmp_unsigned(">=", b.select(upper, words[2 + odd], words[odd]), limit), factors, zero)
-                    for odd in range(2)
-                ]
+                chosen = [b.select(upper, words[2 + odd], words[odd]) for odd in range(2)]
+                kept = [b.select(b.icmp_unsigned(">=", word, limit), factors, zero) for word in chosen]
                 at = x.at(x.pointer(keep), x.plus(start, x.times(pair, 2 * x.size)))
                 for half, order in enumerate(orders):
                     x.store(b.shuffle_vector(*kept, order), x.at(at, half * x.bytes))

@@ -1,7 +1,7 @@
 """Vector code of the backward pass on tiles of scores, one row per query, with the keys in the lanes.
 
-A tile's rows are ``row_stride`` bytes apart and padded to whole vectors; what lies in the padding is never used.
-Numbers are handed over as float64 and rounded to the dtype computed in.
+A tile's rows are ``row_stride`` bytes apart and padded to whole vectors; what lies in the padding is never
+used. Numbers are handed over as float64 and rounded to the dtype computed in.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,9 @@ def row_number(x: Lanes, table: Value, row: Value) -> Value:
 
 def _weights(edge: bool):
     @intrinsic
-    def weights(typing_context, static, scores, products, row_stride, rows, columns, lse, rest, delta, low, high):
+    def weights(
+        typing_context, static, scores, products, row_stride, rows, columns, lse, rest, delta, low, high
+    ):
         def generate(context, builder, signature, arguments):
             x = Lanes(context, builder, static)
             b = builder
@@ -136,15 +138,16 @@ def _staged_weights(dropout: bool):
             each_vector(x, rows, columns, row_stride, per_row, change)
             return context.get_dummy_value()
 
-        return typed(types.void, static, scores, products, keep, row_stride, rows, columns, lse, delta), generate
+        integers = (scores, products, keep, row_stride, rows, columns, lse, delta)
+        return typed(types.void, static, *integers), generate
 
     return weights
 
 
 staged_weights = _staged_weights(dropout=False)
-"""P over finished scores in natural units, -inf where hidden; dS by the score over dP. ``keep`` is ignored."""
+"""P over finished scores in natural units, -inf where hidden; dS over dP. ``keep`` is ignored."""
 dropped_weights = _staged_weights(dropout=True)
-"""The same with a tile Z of what dropout multiplies by: Z * P over the scores, ``P * (Z * dP - delta)`` over dP."""
+"""The same with a tile Z of dropout factors: ``Z * P`` over the scores, ``P * (Z * dP - delta)`` over dP."""
 
 
 @intrinsic
@@ -168,7 +171,7 @@ def scale_tile(typing_context, static, tile, row_stride, rows, columns, factor):
 
 @intrinsic
 def multiply_tile(typing_context, static, tile, factors, row_stride, rows, columns):
-    """``tile *= factors``, two tiles of one shape, except that 0 stays 0: a hidden pair may have a NaN for a factor."""
+    """``tile *= factors``, except that 0 stays 0: a hidden pair may have NaN for a factor."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
@@ -252,7 +255,7 @@ def row_sum(typing_context, static, row, columns):
 
 @intrinsic
 def add_tile(typing_context, static, target, target_stride, tile, row_stride, rows, columns):
-    """``target[row, column] += tile[row, column]``, row after row; stride 0 of the target sums the rows up."""
+    """``target[row, column] += tile[row, column]``, row by row; stride 0 of the target sums the rows up."""
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
@@ -286,7 +289,7 @@ def add_tile(typing_context, static, target, target_stride, tile, row_stride, ro
 def store_rows(
     typing_context, static, code, target, target_row, target_column, tile, row_stride, rows, columns, factor
 ):
-    """``number at (target + row * target_row + column * target_column) = factor * tile[row, column]``, rounded."""
+    """Number at ``target + row * target_row + column * target_column`` = ``factor * tile[row, column]``."""
     literal, code = code, code.literal_value
     size = ITEM_SIZES[code]
 

@@ -1,8 +1,8 @@
 """Order between threads inside one kernel: counters that are published, and waited for without the GIL.
 
-A job may wait only for jobs with smaller numbers. Those have been taken from the queue before it, by threads that
-are running, so the waiting ends whatever the number of threads, and also when a call is stopped: what has been
-taken is finished.
+A job may wait only for jobs with smaller numbers. Those have been taken from the queue before it, by threads
+that are running, so the waiting ends whatever the number of threads, and also when a call is stopped: what
+has been taken is finished.
 """
 
 import platform

@@ -1,11 +1,11 @@
 """A small pool of threads for ``nogil`` kernels that pull their jobs from a shared counter.
 
-Numba's own parallel layers do not fit a library: ``workqueue`` aborts the process when two Python threads enter
-it, ``omp`` dies in a forked child. Here a *kernel* is any callable that releases the GIL and is called as
-``kernel(counter, *arguments)``, where ``counter`` is an int64 array of one element. Each thread that works on a
-call runs the same kernel; the kernel takes job after job with an atomic fetch-and-add on ``counter`` and returns
-once the counter has passed the last one. So it never matters how many threads take part, or when they join: what a
-job writes must depend on its number alone, and then results are equal to the last bit.
+Numba's own parallel layers do not fit a library: ``workqueue`` aborts the process when two Python threads
+enter it, ``omp`` dies in a forked child. Here a *kernel* is any callable that releases the GIL and is called
+as ``kernel(counter, *arguments)``, where ``counter`` is an int64 array of one element. Each thread that works
+on a call runs the same kernel; the kernel takes job after job with an atomic fetch-and-add on ``counter`` and
+returns once the counter has passed the last one. So it never matters how many threads take part, or when they
+join: what a job writes must depend on its number alone, and then results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def get_num_threads() -> int:
     Returns
     -------
     int
-        What `set_num_threads` was given; else the environment variable ``NUMBAFLASH_NUM_THREADS``; else the number
-        of CPUs that this process may run on.
+        What `set_num_threads` was given; else the environment variable ``NUMBAFLASH_NUM_THREADS``; else the
+        number of CPUs that this process may run on.
 
     Raises
     ------
@@ -228,10 +228,10 @@ def run(
     cost_ns: float = float("inf"),
     keep: object = None,
 ) -> None:
-    """Run ``kernel(counter, *arguments)`` on the calling thread and on as many others as are free and worth it.
+    """Run ``kernel(counter, *arguments)`` on the calling thread and as many others as are free and worth it.
 
-    Safe to enter from several Python threads at once and from within a kernel: a call never waits for a thread
-    that has not begun to work on it. It survives `os.fork`: the child starts with an empty pool.
+    Safe to enter from several Python threads at once and from within a kernel: a call never waits for a
+    thread that has not begun to work on it. It survives `os.fork`: the child starts with an empty pool.
 
     Parameters
     ----------
@@ -250,15 +250,16 @@ def run(
     Raises
     ------
     BaseException
-        The first exception that a kernel raised, or `KeyboardInterrupt`; the jobs not begun are then dropped, and
-        no thread is in the kernel any more.
+        The first exception that a kernel raised, or `KeyboardInterrupt`; the jobs not begun are then dropped,
+        and no thread is in the kernel any more.
 
     Notes
     -----
-    Measured on two cores of a Xeon (Sapphire Rapids, virtual machine) by ``python tests/cpu/test_threads.py``, medians
-    of 300 calls, in microseconds: a kernel that takes 0.9 / 7.6 / 63 / 641 on the calling thread alone takes
-    8 / 13 / 43 / 329 here with two threads, 32 / 41 / 56 / 356 on `concurrent.futures.ThreadPoolExecutor` and
-    2 / 5 / 33 / 293 on Numba's own layer, whose threads spin between calls while ours sleep.
+    Measured on two cores of a Xeon (Sapphire Rapids, virtual machine) by ``python
+    tests/cpu/test_threads.py``, medians of 300 calls, in microseconds: a kernel that takes 0.9 / 7.6 / 63 /
+    641 on the calling thread alone takes 8 / 13 / 43 / 329 here with two threads, 32 / 41 / 56 / 356 on
+    `concurrent.futures.ThreadPoolExecutor` and 2 / 5 / 33 / 293 on Numba's own layer, whose threads spin
+    between calls while ours sleep.
     """
     if jobs <= 0:
         return

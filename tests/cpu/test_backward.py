@@ -1,4 +1,4 @@
-"""The CPU backward pass: bits that no thread count changes, gradients of everything, errors beside torch's."""
+"""The CPU backward pass: bits that no thread count changes, gradients of everything, errors beside torch."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,9 @@ def assert_close(actual, exact, tolerance):
         np.testing.assert_allclose(ours, np.asarray(theirs, f64), rtol=0, atol=tolerance)
 
 
-BIAS_SHAPES = [(3, 1, 130, 170), (1, 4, 130, 170), (1, 1, 130, 170), (4, 130, 170), (3, 1, 1, 170), (4, 130, 1), (1,)]
+BIAS_SHAPES = [
+    (3, 1, 130, 170), (1, 4, 130, 170), (1, 1, 130, 170), (4, 130, 170), (3, 1, 1, 170), (4, 130, 1), (1,),
+]
 
 
 @pytest.mark.parametrize("options", [
@@ -78,7 +80,8 @@ def test_one_head_is_shared_by_all_threads_and_stays_exact(causal):
 ], ids=str)
 @pytest.mark.parametrize("dim, value_dim", [(1, 3), (33, 64), (257, 16)])
 def test_any_head_dims_and_groups_agree_with_the_oracle(options, dim, value_dim):
-    q, k, v, dout = arrays(3, (4, 105, dim), (2, 133, dim), (2, 133, value_dim), (4, 105, value_dim), dtype=f64)
+    shapes = (4, 105, dim), (2, 133, dim), (2, 133, value_dim), (4, 105, value_dim)
+    q, k, v, dout = arrays(3, *shapes, dtype=f64)
     dlse, sinks = arrays(4, (4, 105), (4,), dtype=f64)
     actual = gradients(q, k, v, dout, dlse, sinks=sinks, **options)
     assert_close(actual, exact_gradients(q, k, v, dout, dlse, sinks=sinks, **options), 2e-13)
@@ -107,8 +110,10 @@ def test_gradients_are_the_slopes_of_the_loss():
     for name, array in inputs.items():
         for _ in range(4):
             direction, step = rng.standard_normal(array.shape), 1e-5
-            slope = (loss(**{name: array + step * direction}) - loss(**{name: array - step * direction})) / (2 * step)
-            np.testing.assert_allclose((slopes[name] * direction).sum(), slope, rtol=1e-7, atol=1e-8, err_msg=name)
+            ahead, behind = (loss(**{name: array + sign * step * direction}) for sign in (1, -1))
+            slope = (ahead - behind) / (2 * step)
+            actual = (slopes[name] * direction).sum()
+            np.testing.assert_allclose(actual, slope, rtol=1e-7, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -129,7 +134,8 @@ def test_few_kernels_serve_all_calls():
     for dtype in (np.float16, f32, f64):
         q, k, v = arrays(0, (2, 5, 3), (2, 5, 3), (2, 5, 3), dtype=dtype)
         for options in ({}, {"causal": True}, {"window": (1, 1)}, {"bias": np.zeros(1)}, {"softcap": 1.0},
-                        {"dropout_p": 0.5, "seed": 1}, {"mask": np.ones(1, bool)}, {"alibi_slopes": [1.0, 2.0]}):
+                        {"dropout_p": 0.5, "seed": 1}, {"mask": np.ones(1, bool)},
+                        {"alibi_slopes": [1.0, 2.0]}):
             problem = numbaflash.problem.make_problem(q, k, v, numbaflash.Options(**options))
             kernels.add(cpu_backward.kernel_statics(problem).kernel)
     assert len(kernels) == 6
