@@ -1,7 +1,7 @@
 """Tile sizes of the tensor-core kernels, and how a Problem chooses among them."""
 import numpy as np
 
-from numbaflash.arrays import Operand, bfloat16, float16
+from numbaflash.arrays import Operand, bfloat16, float16, float32
 from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.panels import CHUNK
@@ -69,6 +69,23 @@ BACKWARD_QUERIES_GENERAL = BACKWARD_QUERIES | {
 """The same for scores with stages and for dropout."""
 
 
+TURING = (32, 64, 96, 128)
+"""Widths that fit into the 64 KB of shared memory of sm_75."""
+
+FORWARD_WORDS = {
+    # kind and width: float32 takes twice the shared memory, and tf32x3 more registers
+    ("tf32", 32): (4, 2, 32, False, 1),
+    ("tf32", 64): (4, 2, 32, False, 1),
+    ("tf32", 96): (4, 1, 32, False, 1),
+    ("tf32", 128): (4, 1, 32, False, 1),
+    ("tf32x3", 32): (4, 1, 32, False, 1),
+    ("tf32x3", 64): (4, 1, 32, False, 1),
+    ("tf32x3", 96): (4, 1, 16, False, 1),
+    ("tf32x3", 128): (4, 1, 16, False, 1),
+}
+"""Forward of float32 inputs."""
+
+
 def width_of(dim: int) -> int:
     """The compiled head dimension for a given one.
 
@@ -104,22 +121,34 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
         For dtypes and head dimensions that these kernels lack.
     """
     dtype = problem.q.dtype
-    if dtype not in (float16, bfloat16) or (turing and bfloat16 in (dtype, out.dtype)):
-        raise NotImplementedError(f"{dtype} is not available on these tensor cores")
+    words = dtype == float32 and problem.precision in ("tf32", "tf32x3") and not turing
+    if not (words or dtype == float16 or dtype == bfloat16) or (turing and bfloat16 in (dtype, out.dtype)):
+        raise NotImplementedError(f"{dtype} with precision={problem.precision!r} is not available on these tensor cores")
+    kind = problem.precision if words else dtype.name
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     width, value_width = width_of(head_dim), width_of(value_dim)
     scoring = scoring_of(problem)
     plain = not scoring.general and not scoring.dropout
-    row = (FORWARD if plain else FORWARD_GENERAL)[max(width, value_width)]
-    warps, row_tiles, block_k, resident, blocks = row
+    table = FORWARD if plain else FORWARD_GENERAL
+    if words:
+        table = {width: row for (name, width), row in FORWARD_WORDS.items() if name == kind}
+    elif turing:
+        table = {width: table[width] for width in TURING}
+    if max(width, value_width) not in table:
+        raise NotImplementedError(f"head dimensions {head_dim} and {value_dim} are not available for {kind} on these "
+                                  "tensor cores")
+    warps, row_tiles, block_k, resident, blocks = table[max(width, value_width)]
     chunks = all(in_chunks(operand) for operand in (problem.q, problem.k, problem.v))
-    if turing:
-        copy = "vector" if chunks and head_dim % 8 == 0 and value_dim % 8 == 0 else "element"
+    whole = head_dim % 8 == 0 and value_dim % 8 == 0
+    if chunks and not turing:
+        copy = "async"
+    elif chunks and whole:
+        copy = "vector"
     else:
-        copy = "async" if chunks else "element"
-    staged = out.dtype in (float16, bfloat16) and in_chunks(out) and value_dim % 8 == 0
+        copy = "word" if words else "element"
+    staged = out.dtype in (float16, bfloat16, float32) and in_chunks(out) and value_dim % 8 == 0
     return ForwardConfig(
-        dtype.name, width, value_width, warps, row_tiles, block_k, 2, resident, blocks, copy, out.dtype.name, staged,
+        kind, width, value_width, warps, row_tiles, block_k, 2, resident, blocks, copy, out.dtype.name, staged,
         turing, scoring,
     ).check()
 

@@ -17,7 +17,8 @@ from numba import cuda, float32, int32, int64, uint32
 from numbaflash.cuda import ptx
 from numbaflash.cuda.arguments import CALL, make_call
 from numbaflash.cuda.fragments import (
-    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
+    HALVES, lane_words, make_clear, make_load_rows, make_multiply_nn, make_multiply_nn_words, make_multiply_nt, make_pack,
+    make_pack_words, matrix_instructions,
 )
 from numbaflash.cuda.panels import (
     CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, tile_bytes,
@@ -38,8 +39,8 @@ class ForwardConfig(NamedTuple):
 
     Attributes
     ----------
-    dtype : str
-        "float16" or "bfloat16".
+    kind : str
+        Of the products: "float16", "bfloat16", or for float32 inputs "tf32" or "tf32x3".
     head_dim, value_dim : int
         Multiples of 16: columns that are computed; arrays may have fewer.
     warps, row_tiles, block_k, stages : int
@@ -52,13 +53,13 @@ class ForwardConfig(NamedTuple):
         One of `panels.COPIES`.
     out_dtype : str
     staged : bool
-        16-bit results leave through shared memory, 16 bytes at a time; otherwise one by one.
+        16-bit results leave through shared memory, 16 bytes at a time, and float32 in pairs; otherwise one by one.
     turing : bool
         m16n8k8, no cp.async.
     scoring : Scoring
     """
 
-    dtype: str = "bfloat16"
+    kind: str = "bfloat16"
     head_dim: int = 64
     value_dim: int = 64
     warps: int = 4
@@ -86,18 +87,20 @@ class ForwardConfig(NamedTuple):
     @property
     def ring_bytes(self) -> int:
         """Shared memory of the K and V tiles."""
-        return self.stages * (tile_bytes(self.block_k, self.head_dim) + tile_bytes(self.block_k, self.value_dim))
+        halves = HALVES[self.kind]
+        tiles = tile_bytes(self.block_k, halves * self.head_dim) + tile_bytes(self.block_k, halves * self.value_dim)
+        return self.stages * tiles
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory; results are staged where the tiles were."""
-        tiles = self.ring_bytes + tile_bytes(self.block_q, self.head_dim)
+        tiles = self.ring_bytes + tile_bytes(self.block_q, HALVES[self.kind] * self.head_dim)
         return max(tiles, tile_bytes(self.block_q, self.value_dim) if self.staged else 0)
 
     def check(self) -> "ForwardConfig":
         """Raise ValueError if the parts do not fit together."""
         wrong = {
-            "dtype": self.dtype not in ("float16", "bfloat16") or (self.turing and self.dtype != "float16"),
+            "kind": self.kind not in HALVES or (self.turing and self.kind != "float16"),
             "head_dim": self.head_dim % 16 != 0 or not 16 <= self.head_dim <= 256,
             "value_dim": self.value_dim % 16 != 0 or not 16 <= self.value_dim <= 256,
             "warps": self.warps not in (2, 4, 8),
@@ -105,7 +108,7 @@ class ForwardConfig(NamedTuple):
             "block_k": self.block_k % 16 != 0 or self.block_k % (self.threads // CHUNKS) != 0,
             "stages": self.stages != 2,
             "copy": self.copy not in COPIES or (self.turing and self.copy == "async"),
-            "staged": self.staged and self.out_dtype not in ("float16", "bfloat16"),
+            "staged": self.staged and self.out_dtype == "float64",
             "out_dtype": self.turing and self.out_dtype == "bfloat16",
             "scoring": self.scoring.dropout not in DROPOUTS,
         }
@@ -122,24 +125,30 @@ def make_forward(config: ForwardConfig):
     BQ, BK, WIDTH, VALUE_WIDTH = config.block_q, config.block_k, config.head_dim, config.value_dim
     M_TILES, N_TILES, VALUE_TILES = config.row_tiles, BK // 8, VALUE_WIDTH // 8
     ROWS, WARP_ROWS, THREADS = 2 * M_TILES, 16 * M_TILES, config.threads
-    K_BYTES, V_BYTES = tile_bytes(BK, WIDTH), tile_bytes(BK, VALUE_WIDTH)
+    HALF = HALVES[config.kind]
+    WORDS = HALF == 2
+    K_BYTES, V_BYTES = tile_bytes(BK, HALF * WIDTH), tile_bytes(BK, HALF * VALUE_WIDTH)
     STAGE_BYTES = K_BYTES + V_BYTES
     Q_AT = config.ring_bytes
     RESIDENT, ASYNC = config.resident, config.copy == "async"
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
-    S_SIZE, ACC_SIZE, P_SIZE = M_TILES * N_TILES * 4, M_TILES * VALUE_TILES * 4, M_TILES * N_TILES * 2
-    Q_SIZE = M_TILES * 4 * (WIDTH // 16 if RESIDENT else 1)
+    S_SIZE, ACC_SIZE, P_SIZE = M_TILES * N_TILES * 4, M_TILES * VALUE_TILES * 4, M_TILES * N_TILES * 2 * HALF
+    Q_SIZE = M_TILES * 4 * (HALF * WIDTH // 16 if RESIDENT else 1)
 
     BITS_SIZE = -(-S_SIZE // 32)
 
-    mma, pack = matrix_instructions(config.dtype, config.turing)
-    load_q = make_load(BQ, WIDTH, THREADS, config.copy)
-    load_k = make_load(BK, WIDTH, THREADS, config.copy)
-    load_v = make_load(BK, VALUE_WIDTH, THREADS, config.copy)
-    load_rows = make_load_rows(M_TILES, WIDTH, BQ)
-    multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, BQ, BK, mma, RESIDENT)
-    multiply_values = make_multiply_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
-    pack_weights = make_pack(M_TILES, N_TILES, pack)
+    mma, pack = matrix_instructions(config.kind, config.turing)
+    load_q = make_load(BQ, HALF * WIDTH, THREADS, config.copy)
+    load_k = make_load(BK, HALF * WIDTH, THREADS, config.copy)
+    load_v = make_load(BK, HALF * VALUE_WIDTH, THREADS, config.copy)
+    load_rows = make_load_rows(M_TILES, HALF * WIDTH, BQ)
+    multiply_scores = make_multiply_nt(M_TILES, N_TILES, HALF * WIDTH, BQ, BK, mma, RESIDENT)
+    if WORDS:
+        multiply_values = make_multiply_nn_words(M_TILES, BK, VALUE_WIDTH, BK, mma)
+        pack_weights, lane_values = make_pack_words(M_TILES, N_TILES), lane_words
+    else:
+        multiply_values = make_multiply_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
+        pack_weights, lane_values = make_pack(M_TILES, N_TILES, pack), lane_down
     softmax_step = make_softmax_step(M_TILES, N_TILES, VALUE_TILES)
     lanes = make_lanes(M_TILES, N_TILES)
     apply_score, hide = make_apply_score(lanes, config.scoring), make_hide(lanes)
@@ -176,13 +185,13 @@ def make_forward(config: ForwardConfig):
         seen_lo = max(0, segment.first)
         seen_hi = min(segment.k_length, segment.q_length + segment.last)
         lo, _, _, hi = tiles_seen(segment, block_row, block_row + BQ, BK)
-        load_q(base + Q_AT, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column, call.head_dim,
+        load_q(base + Q_AT, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column, HALF * call.head_dim,
                0, segment.q_length - block_row)
         if lo < hi:
             key = int64(lo) * BK
-            load_k(base, segment.k + key * call.k.row, call.k.row, call.k.column, call.head_dim,
+            load_k(base, segment.k + key * call.k.row, call.k.row, call.k.column, HALF * call.head_dim,
                    seen_lo - key, seen_hi - key)
-            load_v(base + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
+            load_v(base + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, HALF * call.value_dim,
                    seen_lo - key, seen_hi - key)
 
         acc = cuda.local.array(ACC_SIZE, float32)
@@ -214,9 +223,9 @@ def make_forward(config: ForwardConfig):
             if tile + 1 < hi:
                 ring = base + (STAGE_BYTES - stage)
                 key = int64(tile + 1) * BK
-                load_k(ring, segment.k + key * call.k.row, call.k.row, call.k.column, call.head_dim,
+                load_k(ring, segment.k + key * call.k.row, call.k.row, call.k.column, HALF * call.head_dim,
                        seen_lo - key, seen_hi - key)
-                load_v(ring + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
+                load_v(ring + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, HALF * call.value_dim,
                        seen_lo - key, seen_hi - key)
             thread = ptx.thread_index()             # volatile, and what derives from it: no register between tiles
             warp_row = int32(block_row + (thread >> 5) * WARP_ROWS)
@@ -236,7 +245,7 @@ def make_forward(config: ForwardConfig):
                     keep(bits, draw, row, first_key)
                     drop(s, bits, ONE)
                 pack_weights(s, p)
-                multiply_values(acc, p, base + stage + K_BYTES + lane_down(ptx.thread_index()))
+                multiply_values(acc, p, base + stage + K_BYTES + lane_values(ptx.thread_index()))
             stage = int32(STAGE_BYTES - stage)
             tile = int32(tile + 1)
 
@@ -281,6 +290,6 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, config: For
     call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_q, kv_bytes)
     if blocks == 0:
         return Plan([])
-    kernel = KernelSpec(f"forward_sm80_d{config.head_dim}_{config.dtype}", make_forward(config), (CALL,),
+    kernel = KernelSpec(f"forward_sm80_d{config.head_dim}_{config.kind}", make_forward(config), (CALL,),
                         (config.threads, config.blocks))
     return Plan([Launch(kernel, blocks, config.threads, config.shared_bytes, (call,))])

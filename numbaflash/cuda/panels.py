@@ -1,6 +1,6 @@
-"""Tiles of 16-bit numbers in shared memory, and how rows of global memory get there.
+"""Tiles in shared memory, and how rows of global memory get there.
 
-A tile is cut into panels of 64 columns: a row of a panel is 128 bytes, once around the 32 banks.  Panel p of a tile
+A tile is cut into panels of 64 columns (a number of 32 bits counts as two): a row of a panel is 128 bytes, once around the 32 banks.  Panel p of a tile
 of `height` rows starts ``p * height * 128`` bytes into it, and the 16-byte chunk c of row r lies at chunk
 ``c ^ (r & 7)``, so that eight rows of one chunk (an ldmatrix) and eight chunks of one row (a copy) both touch every
 bank once.
@@ -18,8 +18,9 @@ PANEL_ROW = 128
 PANEL_COLUMNS = 64
 CHUNK = 16
 CHUNKS = PANEL_ROW // CHUNK
-COPIES = ("async", "vector", "element")
-"""Ways to load a tile: cp.async of 16 bytes; 16-byte loads through registers; single elements of any stride."""
+COPIES = ("async", "vector", "element", "word")
+"""Ways to load a tile: cp.async of 16 bytes; 16-byte loads through registers; single numbers of 16 or 32 bits of any
+stride."""
 
 
 def panels(width: int) -> int:
@@ -57,7 +58,7 @@ def chunk_place(row, chunk, height):
 
 
 def make_load(height: int, width: int, threads: int, copy: str):
-    """Factory of ``load(tile, source, row_stride, column_stride, columns, lo, hi)``.
+    """Factory of ``load(tile, source, row_stride, column_stride, columns, lo, hi)``; columns are of 16 bits.
 
     The device function brings rows of global memory into the tile at shared address `tile`; all threads of the
     block take part.  `source` is the address of column 0 of the tile's row 0 (which need not exist); the rows
@@ -70,7 +71,8 @@ def make_load(height: int, width: int, threads: int, copy: str):
     ROUNDS = height // ROWS
     assert threads % 64 == 0 and height % ROWS == 0, "whole rounds, and one swizzle per thread"
     copy_chunk = _COPY_CHUNK[copy]
-    CONTIGUOUS = copy != "element"
+    CONTIGUOUS = copy not in ("element", "word")
+    PER_CHUNK = 4 if copy == "word" else 8      # numbers; strides are between numbers
 
     @device
     def load(tile, source, row_stride, column_stride, columns, lo, hi):
@@ -81,12 +83,12 @@ def make_load(height: int, width: int, threads: int, copy: str):
         row_stride = ptx.anew_s64(row_stride)
         if CONTIGUOUS:
             column_stride = 2
-        address = source + int64(row) * row_stride + int64(8 * chunk) * column_stride
+        address = source + int64(row) * row_stride + int64(PER_CHUNK * chunk) * column_stride
         for i in range(ROUNDS):
             exists = lo <= row + i * ROWS and row + i * ROWS < hi
             for p in range(PANELS):
                 present = int32(columns - PANEL_COLUMNS * p - 8 * chunk) if exists else int32(0)
-                copy_chunk(target + (i * ROWS * PANEL_ROW + p * PANEL), address + (PANEL_COLUMNS * p) * column_stride,
+                copy_chunk(target + (i * ROWS * PANEL_ROW + p * PANEL), address + (CHUNKS * PER_CHUNK * p) * column_stride,
                            column_stride, present)
             address += ROWS * row_stride
     return load
@@ -118,7 +120,14 @@ def _read_word(w, words, address, column_stride, present):
         words[w] |= uint32(ptx.ld_global_nc_b16(address + (2 * w + 1) * column_stride)) << uint32(16)
 
 
+def _read_whole_word(w, words, address, column_stride, present):
+    words[w] = uint32(0)
+    if 2 * w < present:
+        words[w] = ptx.ld_global_nc_b32(address + w * column_stride)
+
+
 _clear_words, _read_words = unrolled(4, _clear_word), unrolled(4, _read_word)
+_read_whole_words = unrolled(4, _read_whole_word)
 
 
 @device
@@ -128,4 +137,11 @@ def _copy_elements(target, address, column_stride, present):
     ptx.st_shared_v4_b32(target, words, 0)
 
 
-_COPY_CHUNK = dict(zip(COPIES, (_copy_async, _copy_vector, _copy_elements)))
+@device
+def _copy_words(target, address, column_stride, present):
+    words = cuda.local.array(4, uint32)
+    _read_whole_words(words, address, column_stride, present)
+    ptx.st_shared_v4_b32(target, words, 0)
+
+
+_COPY_CHUNK = dict(zip(COPIES, (_copy_async, _copy_vector, _copy_elements, _copy_words)))

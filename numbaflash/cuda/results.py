@@ -1,5 +1,5 @@
 """Accumulators to global memory: rounded once, and by whole 16-byte chunks where rows allow it."""
-from numba import cuda, int64, uint32
+from numba import cuda, float32, int64, uint32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.fragments import matrix_instructions
@@ -13,12 +13,14 @@ def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, 
     """``write(acc, factors, tile, own, target, row_stride, column_stride, count, columns)`` for all threads of a block.
 
     The rows of an accumulator, times the lane's factor of each row, go to `count` rows and `columns` columns of
-    global memory from address `target` on.  `own` is the lane's first row.  Staged results pass through `height` rows
-    of panels at shared address `tile`, which nobody reads any more; needs 16-byte aligned rows of whole chunks.
+    global memory from address `target` on.  `own` is the lane's first row.  Staged results need 16-byte aligned rows of
+    whole chunks: float32 leaves two numbers at a time, 16-bit ones through `height` rows of panels at shared address
+    `tile`, which nobody reads any more.
     """
     N_TILES, WIDTH_CHUNKS = width // 8, width // 8
     ROWS, ROUNDS = threads // CHUNKS, height * CHUNKS // threads
     store_float = STORE_FLOAT[dtype]
+    pairs, staged = staged and dtype == "float32", staged and dtype != "float32"
     _, pack = matrix_instructions(dtype if staged else "float16", turing)
 
     def write_pair(j, acc, factor, r, tile, own, exists, address, column_stride, columns):
@@ -26,6 +28,11 @@ def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, 
         quad = ptx.thread_index() & 3
         if staged:
             ptx.st_shared_b32(tile + chunk_place(own, j, height) + 4 * quad, pack(acc[x] * factor, acc[x + 1] * factor))
+        elif pairs:
+            if exists and 8 * j + 2 * quad < columns:
+                pair = cuda.local.array(2, float32)
+                pair[0], pair[1] = acc[x] * factor, acc[x + 1] * factor
+                ptx.st_global_v2_f32(address + int64(8 * j + 2 * quad) * 4, pair, 0)
         elif exists:
             c = 8 * j + 2 * quad
             if c < columns:

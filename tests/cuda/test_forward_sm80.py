@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from numbaflash import emulator
+from numbaflash import reference
 from numbaflash.cuda.compile import compile_cubin
 from numbaflash.cuda.arguments import CALL
 from numbaflash.cuda.configs_sm80 import WIDTHS, choose_forward
@@ -189,6 +189,55 @@ def test_results_are_rounded_once_to_any_dtype(out_dtype):
     check(problem_of(inputs((1, 2, 70, 64), dtype=bf16), causal=True, out_dtype=out_dtype))
 
 
+# --- float32 inputs, and Turing -----------------------------------------------------------------------------
+
+
+def tf32(x):
+    """Rounded to ten bits of mantissa, ties away from zero, as cvt.rna does."""
+    bits = np.asarray(x, f32).view(np.uint32)
+    return ((bits + 0x1000) & 0xFFFFE000).view(f32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_tf32_errs_no_more_than_plain_code_with_rounded_factors(dim):
+    q, k, v = inputs((1, 2, 100, dim), keys=130, dtype=f32)
+    problem = problem_of((q, k, v), precision="tf32")
+    out, lse, _ = forward(problem)
+    exact, exact_lse = reference.forward(problem)
+    s = tf32(q).astype(f64) @ tf32(k).astype(f64).transpose(0, 1, 3, 2) * dim**-0.5
+    p = np.exp(s - s.max(-1, keepdims=True))
+    plain = tf32(p).astype(f64) @ tf32(v).astype(f64) / p.sum(-1, keepdims=True)
+    allowed = 2 * np.abs(plain - exact).max() + 4 * 2.0**-11 * np.abs(exact).max()
+    assert np.abs(out - exact).max() <= allowed
+    assert np.abs(lse - exact_lse).max() <= 2 * np.abs(np.log(np.exp(s).sum(-1)) - exact_lse).max() + 2.0**-11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_tf32x3_is_within_four_times_the_error_of_float32(dim):
+    problem = problem_of(inputs((1, 2, 100, dim), keys=130, dtype=f32), precision="tf32x3", causal=True)
+    out, lse, _ = forward(problem)
+    exact, plain = reference.forward(problem), reference.dense(problem, np.dtype(f32))
+    for actual, want, ordinary in zip((out, lse), exact, plain):
+        assert np.abs(actual - want).max() <= 4 * np.abs(ordinary - want).max()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_float32_rows_of_any_alignment(precision):
+    problem = problem_of(inputs((1, 2, 70, 33), keys=90, value_dim=7, dtype=f32), precision=precision, causal=True)
+    out, _, _ = forward(problem)
+    assert np.abs(out - reference.forward(problem)[0]).max() < {"tf32": 3e-3, "tf32x3": 3e-6}[precision]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_turing_computes_the_same_without_asynchronous_copies(dim):
+    report = check(problem_of(inputs((1, 2, 140, dim), keys=150, dtype=f16), causal=True), arch="sm_75")
+    assert report.shared_load.conflicts == report.shared_store.conflicts == 0
+
+
 # --- every configuration ------------------------------------------------------------------------------------
 
 SCORINGS = [Scoring(), Scoring(True), Scoring(False, dropout="block"), Scoring(True, "float16", "element")]
@@ -242,6 +291,24 @@ def test_shipped_kernels_use_no_local_memory(width, arch):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("width", [32, 64, 96, 128])
+def test_every_turing_kernel_uses_no_local_memory(width):
+    problem = problem_of(inputs((1, 1, 8, width), dtype=f16))
+    config = choose_forward(problem, np.empty(problem.out_shape, f16), turing=True)
+    assert config.shared_bytes <= 64 * 1024
+    assert_clean(config._replace(blocks=1), "sm_75")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("width", [32, 64, 96, 128])
+def test_every_float32_kernel_uses_no_local_memory(width, precision, arch):
+    problem = problem_of(inputs((1, 1, 8, width), dtype=f32), precision=precision)
+    assert_clean(choose_forward(problem, np.empty(problem.out_shape, f32)), arch)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -261,8 +328,8 @@ def test_what_these_kernels_lack_is_said(dtype, dim):
 
 
 @pytest.mark.parametrize("change", [
-    dict(dtype="float32"), dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(block_k=40), dict(stages=3),
-    dict(copy="guess"), dict(out_dtype="float32"), dict(turing=True, dtype="bfloat16")])
+    dict(kind="float32"), dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(block_k=40), dict(stages=3),
+    dict(copy="guess"), dict(out_dtype="float64"), dict(turing=True)])
 def test_configurations_check_themselves(change):
     with pytest.raises(ValueError):
         ForwardConfig()._replace(**change).check()
