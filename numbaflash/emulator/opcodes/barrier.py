@@ -99,8 +99,8 @@ class Barriers:
         gone = (machine.state == EXITED) & machine.real & (machine.block_of == block)
         if gone.any():
             name = machine.lane_name(int(np.flatnonzero(gone)[0]))
-            machine.fail(BarrierError, f"barrier in divergent code: {name} has exited without it", instruction,
-                         int(lanes[0]), len(lanes))
+            machine.fail(BarrierError, f"barrier in divergent code: {name} has exited without it",
+                         instruction, int(lanes[0]), len(lanes))
 
     def after_exit(self, active):
         if self.meetings:
