@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     # Folding heads into rows is for decoding.
     peers = [peer for peer in find(arguments.peers, arguments.avx2) if peer.name != "torch-folded"]
     print(
-        f"\n{tokens} tokens, {arguments.heads} heads of {arguments.head_dim}, normal inputs; largest error / rms "
-        f"error, medians of {seeds} inputs\n"
+        f"\n{tokens} tokens, {arguments.heads} heads of {arguments.head_dim}, normal inputs; largest error / "
+        f"rms error, medians of {seeds} inputs\n"
     )
     whos = [OURS, *(peer.name for peer in peers)]
     table = report.Table(

@@ -86,8 +86,8 @@ def text(described: dict[str, Any]) -> str:
         f"package   {d['package']}",
     ]
     if d["settings"]:
-        shown = {name: value if len(value) <= 40 else value[:39] + "…" for name, value in d["settings"].items()}
-        lines.append("settings  " + " ".join(f"{name}={value}" for name, value in shown.items()))
+        shown = (f"{name}={v if len(v) <= 40 else v[:39] + '…'}" for name, v in d["settings"].items())
+        lines.append("settings  " + " ".join(shown))
     return "\n".join(lines)
 
 

@@ -83,18 +83,27 @@ def _read_kernel(counter, jobs, address, vectors, results, static):
 
 _FMA, _READ = Kernel(_fma_kernel), Kernel(_read_kernel)
 _COUNTER = types.int64[::1]
+_FMA_ARGUMENTS = (_COUNTER, types.intp, types.intp, types.intp)
 
 
 def _static(bits: int, accumulators: int) -> Static:
     return Static(**vector_static(bits), accumulators=accumulators)
 
 
+def _fma_static(bits: int) -> Static:
+    return _static(bits, 24 if machine().registers >= 32 else 12)
+
+
+def fma_assembly(bits: int = 32) -> str:
+    """Machine code of the loop that :func:`fma_peak` times."""
+    return _FMA.assembly(_FMA_ARGUMENTS, _fma_static(bits))
+
+
 @cache
 def fma_peak(bits: int = 32) -> float:
     """Floating point operations per second of all threads together, best of several tries."""
-    accumulators = 24 if machine().registers >= 32 else 12
-    static = _static(bits, accumulators)
-    entry = _FMA.specialise((_COUNTER, types.intp, types.intp, types.intp), static)
+    static = _fma_static(bits)
+    entry = _FMA.specialise(_FMA_ARGUMENTS, static)
     jobs = _JOBS_PER_THREAD * get_num_threads()
     results = np.empty(jobs)
     rounds = 1000
@@ -103,7 +112,7 @@ def fma_peak(bits: int = 32) -> float:
         start = time.perf_counter()
         run(entry, (jobs, rounds, results.ctypes.data, None), jobs=jobs, keep=results)
         elapsed = time.perf_counter() - start
-        best = max(best, jobs * rounds * accumulators * static["lanes"] * 2 / elapsed)
+        best = max(best, jobs * rounds * static["accumulators"] * static["lanes"] * 2 / elapsed)
         rounds = max(rounds, min(2 * rounds, int(rounds * _SECONDS / elapsed)))
     return best
 
