@@ -80,7 +80,8 @@ def mad(d, i):
 
 @opcode("mul24", "mad24", section="9.7.1.5, 9.7.1.6", group="integer", types=("u32", "s32"))
 def mul24(d, i):
-    """t = product of the low 24 bits; d = bits 47..16 (.hi) or 31..0 (.lo), plus c for mad24."""
+    """t = product of the low 24 bits; d = bits 47..16 (.hi) or 31..0 (.lo), plus c for mad24;
+    mad24.hi.sat.s32 clamps to the range of s32."""
     dtype = DTYPES[i.parts[-1]]
     shift = np.int64(16 if "hi" in i.parts else 0)
 
@@ -88,7 +89,11 @@ def mul24(d, i):
         x = np.asarray(x).astype("i8")
         return (x << 40) >> 40 if dtype.kind == "i" else x & 0xFFFFFF
 
-    return computed(d, i, lambda a, b, c=0: ((low24(a) * low24(b)) >> shift) + c, dtype)
+    def multiply_add(a, b, c=0):
+        total = ((low24(a) * low24(b)) >> shift) + c
+        return np.clip(total, -2**31, 2**31 - 1) if "sat" in i.parts else total
+
+    return computed(d, i, multiply_add, dtype)
 
 
 @opcode("sad", section="9.7.1.7", group="integer", types=INTEGERS)
