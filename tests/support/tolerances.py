@@ -119,8 +119,10 @@ def backward_magnitudes(problem: Problem, dout, dlse) -> tuple[float, ...]:
     with np.errstate(all="ignore"):
         for head in reference.heads(problem, np.dtype(np.float64)):
             do = np.abs(dout[head.rows].astype(np.float64))
-            p, p_sink, _, score = _probabilities(head)
-            growth = 1 + score.max(axis=1, initial=0.0)[:, None]
+            p, p_sink, row_lse, score = _probabilities(head)
+            # P is recomputed from an lse that was rounded when it was stored: half an eps of it, whatever the code
+            stored = 0.5 * np.where(np.isfinite(row_lse), np.abs(row_lse), 0.0)
+            growth = (1 + score.max(axis=1, initial=0.0) + stored)[:, None]
             out = _visible_sum(head.dropout * p, head.visible, np.abs(head.v))
             delta = (do * out).sum(axis=1)
             if dlse is not None:
