@@ -53,11 +53,8 @@ def round_fraction(value: Fraction, form, mode: str):
 
 
 def exactly(formula, arrays, dtype, mode, form=None):
-    """``formula`` on rational numbers, element by element, rounded once.  Non-finite inputs use ``formula``
-    on floats.
-
-    An exact zero takes the sign IEEE 754 gives it: that of the float64 evaluation, except for a cancelling
-    sum, which is -0 when rounding down.
+    """``formula`` on rational numbers, element by element, rounded once.  Where an input is not finite, or where
+    it divides by zero, signs and zeros decide: it is then evaluated on floats with numbers replaced by +-1.
     """
     arrays = np.broadcast_arrays(*arrays)
     out = np.empty(arrays[0].shape, dtype)
@@ -65,47 +62,29 @@ def exactly(formula, arrays, dtype, mode, form=None):
     flat = out.reshape(-1)
     with np.errstate(all="ignore"):
         for i, values in enumerate(zip(*(a.reshape(-1).astype("f8").tolist() for a in arrays))):
-            plain = formula(*map(np.float64, values))
-            if all(map(math.isfinite, values)) and (math.isfinite(plain)
-                                                    or not _divides_by_zero(formula, values)):
+            try:
                 exact = formula(*map(Fraction, values))
-                rounded = round_fraction(exact, form, mode)
-                if exact == 0:
-                    rounded = _zero(formula, values, mode)
-                flat[i] = rounded
-            else:
-                flat[i] = plain
+            except (OverflowError, ValueError, ZeroDivisionError):  # infinity, NaN, division by zero
+                flat[i] = formula(*(np.float64(_unit(v)) for v in values))
+                continue
+            flat[i] = round_fraction(exact, form, mode) if exact else _zero(formula, values, mode)
     return out
 
 
-def _divides_by_zero(formula, values):
-    try:
-        formula(*map(Fraction, values))
-    except ZeroDivisionError:
-        return True
-    return False
+def _unit(v):
+    return math.copysign(1.0 if v else 0.0, v) if math.isfinite(v) else v
 
 
 def _zero(formula, values, mode):
-    """The sign of an exact zero result (IEEE 754 6.3): evaluate with magnitudes that keep every sign."""
-    signs = [math.copysign(1.0 if v else 0.0, v) for v in values]
-    plain = float(formula(*map(np.float64, signs)))
-    if plain:  # products and sums of nonzero terms that cancel
-        return -0.0 if mode == "rm" else 0.0
-    if mode == "rm" and math.copysign(1, plain) > 0 and any(math.copysign(1, v) < 0 for v in values):
-        return _zero_down(formula, values)
-    return plain
-
-
-def _zero_down(formula, values):
-    # A sum x + y of zeros or opposite numbers is -0 when rounding down, unless both terms are +0.
-    name = getattr(formula, "__name__", "")
-    if name in ("add", "sub", "fma"):
-        x, y = {"add": lambda a, b: (a, b), "sub": lambda a, b: (a, -b), "fma": lambda a, b, c: (
-            math.copysign(1, a) * math.copysign(1, b), c)}[name](*values)
-        both_positive = math.copysign(1, x) > 0 and math.copysign(1, y) > 0
-        return 0.0 if both_positive else -0.0
-    return 0.0
+    """The sign of an exact zero result (IEEE 754-2019 6.3)."""
+    terms = {"add": lambda a, b: (a, b), "sub": lambda a, b: (a, -b),
+             "fma": lambda a, b, c: (_unit(a) * _unit(b), c)}.get(formula.__name__)
+    if terms is None:
+        return float(formula(*(np.float64(_unit(v)) for v in values)))
+    x, y = terms(*values)
+    if x == 0 and y == 0 and math.copysign(1, x) == math.copysign(1, y):
+        return x
+    return -0.0 if mode == "rm" else 0.0
 
 
 def add(a, b):
@@ -221,7 +200,8 @@ def fma_f64(a, b, c):
     if odd.any():
         plain = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
         simple = odd & (~plain | (a == 0) | (b == 0))
-        out[simple] = (a * b + c)[simple]
+        infinite = np.isinf(c) & np.isfinite(a) & np.isfinite(b)  # whatever a * b overflows to
+        out[simple] = np.where(infinite, c, a * b + c)[simple]
         hard = odd & ~simple
         if hard.any():
             out[hard] = exactly(fma, (a[hard], b[hard], c[hard]), "f8", "rn")
