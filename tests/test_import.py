@@ -71,7 +71,7 @@ print(numbaflash.__file__, float(out.sum()))
 
 WITHOUT_CAPABILITIES = """
 import ctypes
-ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())   # root obeys file modes
+ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # modes bind root
 """
 
 
