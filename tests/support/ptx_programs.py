@@ -115,7 +115,7 @@ class Instruction:
     """One row of a family.
 
     ``model`` takes operands as ints (signed where the type is; bits for floats) and gives the bits of the result,
-    ANY_NAN, a `Near`, or None where the ISA leaves the result open. ``code``: PTX with $d, $a, $b, $c, $e.
+    ANY_NAN, a `Near`, None where the ISA leaves the result open, or a tuple of two of these for packed halves. ``code``: PTX with $d, $a, $b, $c, $e.
     """
 
     opcode: str
@@ -133,6 +133,9 @@ class Instruction:
         form = softfloat.FORMATS.get(self.result)
         if expected is None:
             return True
+        if isinstance(expected, tuple):  # a pair: low half, high half
+            half = Instruction(self.opcode, self.model, self.result[:-2])
+            return half.agrees(bits & 0xFFFF, expected[0]) and half.agrees(bits >> 16, expected[1])
         if expected is ANY_NAN:
             return softfloat.is_nan(bits, form)
         if isinstance(expected, Near):

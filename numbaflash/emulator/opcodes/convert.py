@@ -36,10 +36,10 @@ def conversion(i, to, source):
     """The function from arrays of ``source`` to arrays of ``to``."""
     mode = next((m for m in FLOAT_ROUNDING if m in i.parts), "rn")
     integral = next((m for m in INTEGER_ROUNDING if m in i.parts), None)
-    ftz, saturate, relu = "ftz" in i.parts, "sat" in i.parts or "satfinite" in i.parts, "relu" in i.parts
+    ftz, saturate, relu = "ftz" in i.parts, "sat" in i.parts, "relu" in i.parts
     from_float, to_float = source[0] in "ft" or source == "bf16", to[0] in "ft" or to == "bf16"
     if from_float and to_float:
-        return float_to_float(to, source, mode, integral, ftz, saturate, relu)
+        return float_to_float(to, source, mode, integral, ftz, saturate, relu, "satfinite" in i.parts)
     if from_float:
         return float_to_integer(to, source, integral or "rzi", ftz)
     if to_float:
@@ -101,29 +101,43 @@ def exact_integers(a, form, mode, dtype):
     return np.array([rounding.round_fraction(Fraction(v), form, mode) for v in a.tolist()], dtype)
 
 
-def float_to_float(to, source, mode, integral, ftz, saturate, relu):
+def not_negative(x):
+    """.relu: negative numbers and -0 become +0, NaN stays."""
+    return np.where(np.isnan(x) | (x > 0), x, x.dtype.type(0))
+
+
+LARGEST = {"f16": np.uint16(0x7BFF), "bf16": np.uint16(0x7F7F), "tf32": np.uint32(0x7F7FE000)}
+INFINITY = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80), "tf32": np.uint32(0x7F800000)}
+
+
+def finite(bits, kind):
+    """.satfinite: infinities become the largest number of their sign."""
+    sign = bits & ~bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    return np.where(bits ^ sign == INFINITY[kind], sign | LARGEST[kind], bits)
+
+
+def float_to_float(to, source, mode, integral, ftz, saturate, relu, satfinite):
     dtype = np.dtype("f4") if to in ("bf16", "tf32") else DTYPES[to]
 
     def convert(a):
         x = as_float(a, source, ftz)
         if integral is not None:
             x = INTEGER_ROUNDING[integral](x)
+        if relu:
+            x = not_negative(x)
         if to == "tf32":
-            return tf32(x, mode)
+            bits = tf32(x, mode)
+            return finite(bits, to) if satfinite else bits
         if to == "bf16":
-            if x.dtype == np.float64:
-                x = sticky(x)
-            bits = rounding.bfloat16(np.maximum(x, 0) if relu else x, mode)
-            return bits
+            bits = rounding.bfloat16(sticky(x) if x.dtype == np.float64 else x, mode)
+            return finite(bits, to) if satfinite else bits
         x = rounding.narrow(x, dtype, mode) if x.dtype.itemsize > dtype.itemsize else x.astype(dtype)
         x = np.array(x, dtype, copy=True)
-        if relu:
-            x = np.where(x > 0, x, np.where(np.isnan(x), x, dtype.type(0)))
         if saturate:
             x = np.where(x > 0, np.minimum(x, dtype.type(1)), dtype.type(0))
         if x.dtype == np.float32 or x.dtype == np.float64 or x.dtype == np.float16:
             rounding.settle(x, True, ftz and x.dtype == np.float32)
-        return x
+        return finite(x.view("u2"), to).view("f2") if satfinite else x
     return convert
 
 
@@ -150,7 +164,7 @@ def sticky(x):
 def packed(d, i, to, source):
     """d = {a, b}: a in the upper half. From f32 pairs, or fp8 pairs from f16x2 (one operand)."""
     mode = next((m for m in FLOAT_ROUNDING if m in i.parts), "rn")
-    relu, finite = "relu" in i.parts, "satfinite" in i.parts
+    relu, satfinite = "relu" in i.parts, "satfinite" in i.parts
     element = PACKED[to]
     if element in ("e4m3", "e5m2"):
         return packed_fp8(d, i, element, source, relu)
@@ -158,20 +172,14 @@ def packed(d, i, to, source):
     a, b = with_arrays(d, [d.source(o, "f4") for o in i.operands[1:3]])
 
     def half(x):
-        x = np.asarray(x, "f4")
-        if relu:
-            x = np.where(np.isnan(x), x, np.maximum(x, np.float32(0)))
+        x = not_negative(x) if relu else np.asarray(x, "f4")
         if element == "bf16":
             bits = rounding.bfloat16(x, mode)
-            largest = np.uint16(0x7F7F)
-            infinite = (bits & np.uint16(0x7FFF)) == np.uint16(0x7F80)
         else:
             value = np.array(rounding.narrow(np.atleast_1d(x), "f2", mode))
             rounding.settle(value, True)
             bits = value.view("u2").reshape(x.shape)
-            largest = np.uint16(0x7BFF)
-            infinite = (bits & np.uint16(0x7FFF)) == np.uint16(0x7C00)
-        return np.where(infinite, (bits & np.uint16(0x8000)) | largest, bits) if finite else bits
+        return finite(bits, element) if satfinite else bits
 
     def step(active):
         np.copyto(out, half(a).astype("u4") << np.uint32(16) | half(b), where=active.where)
@@ -207,7 +215,7 @@ def packed_fp8(d, i, element, source, relu):
             return pair
 
     def step(active):
-        high, low = (np.where(np.isnan(v), v, np.maximum(v, 0)) if relu else v for v in values())
+        high, low = (not_negative(v) if relu else v for v in values())
         np.copyto(out, fp8_bits(high, element).astype("u2") << np.uint16(8) | fp8_bits(low, element),
                   where=active.where)
     return step
@@ -226,6 +234,8 @@ def unpacked_fp8(d, i, to, source):
         halves = [
             np.ascontiguousarray((a >> np.uint16(s)).astype("u1")).view(dtype).astype("f2") for s in (8, 0)
         ]
+        if "relu" in i.parts:
+            halves = [not_negative(half) for half in halves]
         for half in halves:
             rounding.settle(half, True)
         high, low = (half.view("u2").astype("u4") for half in halves)

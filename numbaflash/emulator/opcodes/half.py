@@ -78,11 +78,17 @@ def arithmetic(d, i):
 
 @opcode("neg", "abs", section="9.7.4.5, 9.7.4.6", group="float", types=HALVES)
 def sign(d, i):
-    """d = -a or |a|: the sign bit flips or goes, NaN stays a NaN."""
+    """d = -a or |a|: the sign bit flips or goes, NaN stays a NaN; .ftz flushes subnormal halves."""
     size = 4 if i.parts[-1].endswith("x2") else 2
     mask = np.array(0x80008000 & (1 << 8 * size) - 1, f"u{size}")[()]
     out = d.target(i.operands[0], np.dtype(f"u{size}"))
     a = d.source(i.operands[1], f"u{size}")
+    if "ftz" in i.parts:
+        def flushing(active):
+            halves = np.ascontiguousarray(np.broadcast_to(a, d.machine.lanes)).view("u2")
+            kept = np.where(halves & np.uint16(0x7C00), halves, halves & np.uint16(0x8000)).view(f"u{size}")
+            np.copyto(out, kept ^ mask if i.parts[0] == "neg" else kept & ~mask, where=active.where)
+        return flushing
     if i.parts[0] == "neg":
         return lambda active: np.bitwise_xor(a, mask, out=out, where=active.where)
     return lambda active: np.bitwise_and(a, ~mask, out=out, where=active.where)
