@@ -7,7 +7,7 @@ from importlib import import_module
 
 from . import environment, report
 
-SUBCOMMANDS = ("cpu", "accuracy", "memory")
+SUBCOMMANDS = ("cpu", "accuracy", "memory", "kernels")
 """Modules with HELP, add_arguments(parser), run(arguments) -> (rows, good) and plot(rows, path)."""
 
 EPILOG = """\
@@ -17,6 +17,7 @@ examples:
   bench.py cpu --avx2 --threads 2 --peers torch,torch-folded --runs 3 --check    the project's floors
   bench.py accuracy --json accuracy.json            errors of every dtype, kept in a file
   bench.py memory --plot memory.png                 peak memory against length, as a picture
+  bench.py kernels --arch sm_90a --filter '*-d64-*' registers and spills of some CUDA kernels
 
 Each run prints machine, versions, threads and the path of the package it measures.
 """
