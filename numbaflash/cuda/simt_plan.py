@@ -63,7 +63,7 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str =
     if blocks == 0:
         return Plan([])
     groups = max(1, -(-value_dim // config.value_dim))
-    kernel = KernelSpec(f"forward_simt_{config.name}", make_forward(config), (CALL,), config.threads)
+    kernel = KernelSpec(f"forward_simt_{config.name}", make_forward(config), (CALL,), (config.threads, 1))
     return Plan([Launch(kernel, (blocks, groups), config.threads, forward_bytes(config), (call,))])
 
 
@@ -112,7 +112,7 @@ def plan_backward(
     launches = []
 
     def launch(name: str, make: Callable, config: SimtConfig, call: Call, grid: object, shared: int = 0) -> None:
-        kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), config.threads)
+        kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), (config.threads, 1))
         launches.append(Launch(kernel, grid, config.threads, shared, (back._replace(call=call),)))
 
     queries, keys = config(QUERIES), config(KEYS)
@@ -174,8 +174,11 @@ def fit(config: SimtConfig, shared_bytes, arch: str) -> SimtConfig:
             config = config._replace(columns=config.columns // 2)
         elif config.warps > 1:
             config = config._replace(warps=config.warps // 2)
-        else:
+        elif config.rows > 1:
             config = config._replace(rows=config.rows // 2)
+        else:
+            raise NotImplementedError(f"{config.name} needs {shared_bytes(config)} bytes of shared memory; {arch} gives "
+                                      f"{limit}")
     return config
 
 
