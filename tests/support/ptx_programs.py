@@ -251,6 +251,14 @@ class Family:
                 wrong.append(f"({', '.join(map(hex, row[:count]))}): {bits & mask:#x}, not {shown}")
         assert not wrong, f"{instruction.opcode}, {len(wrong)} of {len(rows)}:\n" + "\n".join(wrong[:8])
 
+    def compare(self, instruction, rows, gpu, emulated):
+        """Assert that a GPU and the emulator agree in every bit that the ISA determines."""
+        count = instruction.model.__code__.co_argcount - len(instruction.model.__defaults__ or ())
+        for row, one, other in zip(rows, gpu, emulated):
+            expected = instruction.model(*(signed(x, kind) for x, kind in zip(row[:count], self.kinds)))
+            if isinstance(expected, int):
+                assert one == other, f"{instruction.opcode}({', '.join(map(hex, row[:count]))}): {one:#x}, {other:#x}"
+
 
 @functools.cache
 def family_results(family):

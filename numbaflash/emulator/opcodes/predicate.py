@@ -48,6 +48,9 @@ def compared(d, i, name, kind, operands):
     compare = comparison(name, dtype.kind == "f")
     if "ftz" in i.parts and dtype == np.float32:
         return lambda: compare(rounding.flushed(a), rounding.flushed(b))
+    if "ftz" in i.parts and dtype == np.float16:
+        tiny = rounding.TINY[dtype]
+        return lambda: compare(*(np.where(np.abs(x) < tiny, dtype.type(0), x) for x in (a, b)))
     return lambda: compare(a, b)
 
 

@@ -29,16 +29,17 @@ def wrap(x, kind):
     return x - (1 << bits) if kind[0] == "s" and x >> bits - 1 else x
 
 
-def register(kind):
-    """8-bit results are looked at in a 32-bit register, to which they are sign- or zero-extended."""
-    return f"{kind[0]}32" if SIZES[kind] == 1 else kind
+def register(kind, bits=32):
+    """8-bit results are looked at in a wider register, to which they are sign- or zero-extended."""
+    return f"{kind[0]}{bits}" if SIZES[kind] == 1 else kind
 
 
 def between_integers(source):
     for to in INTEGERS:
         if to != source:
             yield Instruction(f"cvt.{to}.{source}", lambda a, to=to: wrap(a, to), register(to))
-        yield Instruction(f"cvt.sat.{to}.{source}", lambda a, to=to: clamp(a, to), register(to))
+        if clamp(bounds(source)[0], to) != bounds(source)[0] or clamp(bounds(source)[1], to) != bounds(source)[1]:
+            yield Instruction(f"cvt.sat.{to}.{source}", lambda a, to=to: clamp(a, to), register(to))
 
 
 def to_floats(source, floats=FLOATS):
@@ -60,7 +61,7 @@ def to_integers(source):
                     if sf.is_inf(a, form):
                         return bounds(to)[not sf.negative(a, form)]
                     return clamp(function(sf.value(sf.flush(a, form) if ftz else a, form)), to)
-                yield Instruction(f"cvt.{mode}{ftz}.{to}.{source}", model, register(to))
+                yield Instruction(f"cvt.{mode}{ftz}.{to}.{source}", model, register(to, 16 if source == "bf16" else 32))
 
 
 def dressed(bits, form, suffix):
