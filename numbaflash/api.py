@@ -460,7 +460,7 @@ def _check_out(problem: Problem, options: Options, out: Any, shape: tuple[int, .
         raise TypeError("out is a JAX array, which cannot be written")
     if not view.flags.writeable:
         raise ValueError("out is read-only")
-    if any(stride == 0 and size > 1 for stride, size in zip(view.strides, view.shape)):
+    if view.size and any(stride == 0 and size > 1 for stride, size in zip(view.strides, view.shape)):
         raise ValueError("out overlaps itself: it has a broadcast axis")
     inputs = {"q": problem.q.array, "k": problem.k.array, "v": problem.v.array}
     inputs |= {"bias": problem.score.bias and problem.score.bias.array, "mask": problem.mask and problem.mask.array}
