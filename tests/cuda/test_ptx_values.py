@@ -510,11 +510,7 @@ def test_an_mbarrier_lets_through_when_all_have_arrived(run):
     assert out.tolist() == [[1] * 32] * 2
 
 
-def test_a_test_of_an_mbarrier_does_not_wait(run, request):
-    if run is on_emulator:
-        request.applymarker(pytest.mark.xfail(raises=emulator.DeadlockError, strict=False,
-                                              reason="the emulator suspends at mbarrier.test_wait"))
-
+def test_a_test_of_an_mbarrier_does_not_wait(run):
     def kernel(out):
         i = ptx.thread_index()
         barrier = ptx.shared_address(cuda.shared.array(1, float64))

@@ -22,10 +22,36 @@ class Phase:
         self.released = np.zeros(warps, np.int64)
 
 
+PATIENCE = 256  # how often threads may ask in vain, with nothing happening in between, before that is a deadlock
+
+
 class Mbarriers:
     def __init__(self, machine):
         self.machine, self.objects = machine, {}
+        self.answers = {}  # index of a waiting instruction -> its predicate
+        self.changes = self.rounds = 0
+        self.seen = None
         machine.batch_hooks.append(lambda ids: self.objects.clear())
+        machine.progress_hooks.append(self.answer_no)
+
+    def answer_no(self):
+        """Nobody can go on, so threads that wait hear that their phase is not complete; False if that leads to
+        nothing."""
+        machine = self.machine
+        waiting = machine.state == AT_MBARRIER
+        if not waiting.any():
+            return False
+        situation = self.changes, machine.pc.tobytes(), machine.state.tobytes()
+        self.rounds = self.rounds + 1 if situation == self.seen else 0
+        self.seen = situation
+        if self.rounds > PATIENCE:
+            return False
+        for index in np.unique(machine.pc[waiting]).tolist():
+            lanes = waiting & (machine.pc == index)
+            self.answers[index][lanes] = False
+            machine.pc[lanes] = index + 1
+            machine.state[lanes] = RUNNING
+        return True
 
     def find(self, lane, address, instruction):
         key = int(self.machine.block_of[lane]), int(address)
@@ -63,6 +89,7 @@ class Mbarriers:
                     f"expects only {barrier.pending} more of {barrier.expected}", instruction, int(who[0]))
             barrier.pending -= total
         machine.clocks.tick()
+        self.changes += 1
         if complete:
             for one in np.unique(key).tolist():
                 name = one >> 32, one & 0xFFFFFFFF
@@ -155,6 +182,7 @@ def complete_tx(d, i):
         for lane, address, n in zip(lanes.tolist(), addresses(active).tolist(), amounts.tolist()):
             key, barrier = store.find(lane, address, i)
             barrier.bytes -= n
+            store.changes += 1
             store.complete(key, barrier)
     return step
 
@@ -224,10 +252,11 @@ def copies_arrive(d, i):
 def wait(d, i):
     """p = the phase (given by its state, or by its parity) has completed.
 
-    Both forms suspend the thread until then: a program cannot tell from a loop that asks again.
+    Both forms suspend the thread while others run, as if it had asked later, and answer False when nobody can
+    go on.
     """
     store = mbarriers(d.machine)
-    out = d.target(i.operands[0], np.dtype(bool))
+    out = store.answers[i.index] = d.target(i.operands[0], np.dtype(bool))
     addresses = checked(d, i, i.operands[1])
     parity = "parity" in i.parts
     wanted = d.source(i.operands[2], "u4" if parity else "u8")

@@ -29,9 +29,9 @@ def wrap(x, kind):
     return x - (1 << bits) if kind[0] == "s" and x >> bits - 1 else x
 
 
-def register(kind, bits=32):
-    """8-bit results are looked at in a wider register, to which they are sign- or zero-extended."""
-    return f"{kind[0]}{bits}" if SIZES[kind] == 1 else kind
+def register(kind):
+    """8-bit results are looked at in a 32-bit register, to which they are sign- or zero-extended."""
+    return f"{kind[0]}32" if SIZES[kind] == 1 else kind
 
 
 def between_integers(source):
@@ -52,7 +52,7 @@ def to_floats(source, floats=FLOATS):
 def to_integers(source):
     """NaN is 0, except where one of the types has 64 bits: there GPUs differ from the text."""
     form = sf.FORMATS[source]
-    for to in INTEGERS:
+    for to in INTEGERS if source != "bf16" else INTEGERS[2:]:
         for mode, function in WHOLE.items():
             for ftz in ("", ".ftz") if source == "f32" and to in ("s32", "u64") else ("",):
                 def model(a, to=to, function=function, ftz=ftz):
@@ -61,7 +61,7 @@ def to_integers(source):
                     if sf.is_inf(a, form):
                         return bounds(to)[not sf.negative(a, form)]
                     return clamp(function(sf.value(sf.flush(a, form) if ftz else a, form)), to)
-                yield Instruction(f"cvt.{mode}{ftz}.{to}.{source}", model, register(to, 16 if source == "bf16" else 32))
+                yield Instruction(f"cvt.{mode}{ftz}.{to}.{source}", model, register(to))
 
 
 def dressed(bits, form, suffix):
