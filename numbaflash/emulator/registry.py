@@ -15,8 +15,8 @@ MODIFIERS = set("""
     noftz lo hi wide cc shiftamt clamp wrap l r f4e b4e rc8 ecl ecr rc16 or and xor
     eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan
     finite infinite number notanumber normal subnormal
-    global shared local const param shared::cta shared::cluster to nc volatile relaxed acquire release acq_rel mmio weak sc
-    cta gpu sys cluster gl ca cg cs lu cv wb wt L1 L2
+    global shared local const param shared::cta shared::cluster to
+    nc volatile relaxed acquire release acq_rel mmio weak sc cta gpu sys cluster gl ca cg cs lu cv wb wt L1 L2
     L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last
     L2::evict_normal L2::evict_first L2::64B L2::128B L2::256B L2::cache_hint
     sync aligned arrive red warp popc up down bfly idx all any uni ballot add min max exch cas inc dec

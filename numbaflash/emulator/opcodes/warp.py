@@ -137,29 +137,54 @@ REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise
 @opcode("redux", section="9.7.13.12", group="warp")
 def redux(d, i):
     """d = the reduction of a over the lanes of membermask."""
+    if i.parts[-1] == "f32":
+        return redux_f32(d, i)
     machine = d.machine
     function = REDUCE[i.parts[2]]
     dtype = DTYPES[i.parts[-1]]
     out = d.target(i.operands[0], dtype)
     a = d.source(i.operands[1], dtype)
     mask = member_mask(d, i.operands[2])
-    if dtype.kind == "f":
-        function = {"min": np.fmin, "max": np.fmax}[i.parts[2]]
     neutral = {"add": 0, "or": 0, "xor": 0, "and": -1}.get(i.parts[2])
 
     def step(active):
         warps = machine.whole_warps(active, i, mask)
         values = by_warp(machine, a, warps)
-        if "abs" in i.parts:
-            values = np.abs(values)
         _, named = members(machine, active, mask, warps)
         if neutral is None:
-            bounds = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+            bounds = np.iinfo(dtype)
             empty = bounds.max if i.parts[2] == "min" else bounds.min
         else:
             empty = np.array(neutral).astype(dtype)
         spread = np.where(named, values[:, None, :], dtype.type(empty))
         put(machine, active, out, warps, function.reduce(spread, axis=2))
+    return step
+
+
+def in_order(bits):
+    """float32 patterns as int32 that compare like the numbers, -0 below +0; its own inverse."""
+    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+
+
+def redux_f32(d, i):
+    """The least or greatest number; NaN if there is none or, with .NaN, if one of the values is NaN."""
+    machine = d.machine
+    function, neutral = {"min": (np.minimum, 2**31 - 1), "max": (np.maximum, -2**31)}[i.parts[2]]
+    out, a = d.target(i.operands[0], np.dtype("i4")), d.source(i.operands[1], "i4")
+    mask = member_mask(d, i.operands[2])
+    magnitudes, wins = "abs" in i.parts, "NaN" in i.parts
+
+    def step(active):
+        warps = machine.whole_warps(active, i, mask)
+        bits = by_warp(machine, a, warps)
+        if magnitudes:
+            bits = bits & np.int32(0x7FFFFFFF)
+        _, named = members(machine, active, mask, warps)
+        nan = ((bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000))[:, None, :]
+        spread = np.where(named & ~nan, in_order(bits)[:, None, :], np.int32(neutral))
+        result = in_order(function.reduce(spread, axis=2))
+        none = (named & nan).any(axis=2) if wins else ~(named & ~nan).any(axis=2)
+        put(machine, active, out, warps, np.where(none, np.int32(0x7FFFFFFF), result))
     return step
 
 

@@ -118,8 +118,8 @@ def newer_hints():
     body = """
     griddepcontrol.launch_dependents; griddepcontrol.wait; setmaxnreg.inc.sync.aligned.u32 64;
     fence.proxy.async; fence.acq_rel.cluster; """ + OWN.format(4) + """
-    mov.u32 %r22, s; mapa.shared::cluster.u32 %r23, %r22, 0; st.shared.u32 [%r22], 5; sub.u32 %r23, %r23, %r22;
-    ld.shared.u32 %r24, [s]; add.u32 %r23, %r23, %r24;
+    mov.u32 %r22, s; add.u32 %r22, %r22, %r20; mapa.shared::cluster.u32 %r23, %r22, 0; st.shared.u32 [%r22], 5; sub.u32 %r23, %r23, %r22;
+    ld.shared.u32 %r24, [%r22]; add.u32 %r23, %r23, %r24;
     add.u64 %rd22, %rd1, %rd20; st.global.u32 [%rd22], %r23;"""
     return program("hints of sm_90", body, "Parallel Synchronization and Communication Instructions: "
                    "griddepcontrol, fence; Miscellaneous Instructions: setmaxnreg; " + MOVEMENT.format("mapa"),
