@@ -160,7 +160,15 @@ def test_an_exception_reaches_the_caller_and_ends_the_other_threads():
     np.testing.assert_array_equal(out, alone(30, 10))
 
 
-def test_an_interrupt_leaves_no_thread_in_the_kernel():
+@pytest.fixture
+def interrupts():
+    """SIGINT raises KeyboardInterrupt, also where this process was started with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_leaves_no_thread_in_the_kernel(interrupts):
     inside = []
     threads.set_num_threads(2)
     begun = threading.Barrier(2, timeout=20)
