@@ -18,9 +18,8 @@ from numbaflash import emulator
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bsu" for bits in (8, 16, 32, 64)}
 SIZES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4}
 ANY_NAN = "any NaN"
-VERSIONS = {"sm_100a": "8.6"}
 
-HEADER = """.version {version}
+HEADER = """.version 8.7
 .target {arch}
 .address_size 64
 {before}
@@ -33,7 +32,7 @@ HEADER = """.version {version}
 def kernel(body, arguments, arch="sm_80", before=""):
     """A module with the entry k, whose parameters (pointers) are %rd1, %rd2, ...; %r0 is the thread's number."""
     parameters = ", ".join(f".param .u64 a{n}" for n in range(arguments))
-    lines = [HEADER.format(version=VERSIONS.get(arch, "8.3"), arch=arch, parameters=parameters, before=before)]
+    lines = [HEADER.format(arch=arch, parameters=parameters, before=before)]
     lines += [f"    ld.param.u64 %rd{n + 1}, [a{n}];\n" for n in range(arguments)]
     lines += ["    mov.u32 %r0, %tid.x;\n", body, "\n    ret;\n}\n"]
     return "".join(lines)
