@@ -53,7 +53,8 @@ def lop3(d, i):
     return step
 
 
-@opcode("shl", "shr", section="9.7.8.7-9", group="logic", types=(*BITWISE, *INTEGERS))
+@opcode("shl", section="9.7.8.8", group="logic", types=BITWISE)
+@opcode("shr", section="9.7.8.9", group="logic", types=(*BITWISE, *INTEGERS))
 def shift(d, i):
     """d = a << b or a >> b; amounts of the register's width and more give 0, or the sign for shr.s."""
     dtype = DTYPES[i.parts[-1]]

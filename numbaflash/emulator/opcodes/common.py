@@ -5,9 +5,9 @@ import numpy as np
 
 from ..values import DTYPES
 
-SIGNED = ("s8", "s16", "s32", "s64")
-UNSIGNED = ("u8", "u16", "u32", "u64")
-BITWISE = ("b8", "b16", "b32", "b64")
+SIGNED = ("s16", "s32", "s64")  # the 8-bit types exist for memory and cvt only
+UNSIGNED = ("u16", "u32", "u64")
+BITWISE = ("b16", "b32", "b64")
 INTEGERS = SIGNED + UNSIGNED
 
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from ..registry import opcode
 from ..values import DTYPES
-from .common import INTEGERS, computed, ufunc, with_arrays
+from .common import INTEGERS, SIGNED, computed, ufunc, with_arrays
 
 
 @opcode("add", section="9.7.1.1", group="integer", types=INTEGERS)
@@ -133,13 +133,13 @@ def rem(d, i):
     return computed(d, i, remainder, dtype)
 
 
-@opcode("abs", section="9.7.1.10", group="integer", types=INTEGERS)
+@opcode("abs", section="9.7.1.10", group="integer", types=SIGNED)
 def absolute(d, i):
     """d = |a|."""
     return ufunc(d, i, np.abs)
 
 
-@opcode("neg", section="9.7.1.11", group="integer", types=INTEGERS)
+@opcode("neg", section="9.7.1.11", group="integer", types=SIGNED)
 def negate(d, i):
     """d = -a."""
     return ufunc(d, i, np.negative)
