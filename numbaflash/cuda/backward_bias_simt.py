@@ -19,6 +19,7 @@ from numbaflash.cuda.simt_scores import load_draw, make_scores
 from numbaflash.cuda.simt_softmax import ALL, EXP2, LOG2_E
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER
 from numbaflash.cuda.tiles import Q_BATCH, Q_START, Place, column, load_segment, row_zero
+from numbaflash.cuda.unroll import unrolled
 
 SINK_THREADS = 128
 SINK_BYTES = 8 * (SINK_THREADS // WARP)
@@ -53,6 +54,14 @@ def make_dbias(config: SimtConfig) -> Callable:
             load(int32(lane.shared + at), operand.address, operand.row, operand.column, operand.count, width,
                  lane.thread)
 
+    def clear_one(i, total):
+        total[i] = zero
+
+    def add_one(at, total, s, row, row_end):
+        total[at] += s[at] if row + at // columns * ROW_LANES < row_end else zero
+
+    clear, add_all = unrolled(count, clear_one), unrolled(count, add_one)
+
     def dbias_simt(back):
         call, shape = back.call, back.bias_shape
         lane = lane_of(ptx.thread_index())
@@ -70,8 +79,7 @@ def make_dbias(config: SimtConfig) -> Callable:
         total = cuda.local.array(count, number)
         negative_lse = cuda.local.array(rows, number)
         delta = cuda.local.array(rows, number)
-        for i in range(count):
-            total[i] = zero
+        clear(total)
         first_sequence, end_sequence = covered(bias_sequence, shape.sequences, back.sequences)
         first_head, end_head = covered(bias_head, shape.heads, call.heads)
         for sequence in range(first_sequence, end_sequence):
@@ -106,10 +114,7 @@ def make_dbias(config: SimtConfig) -> Callable:
                             cuda.syncthreads()
                         tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second,
                                       b_first, b_second, row, row_end, int32(column_lo + lane.column), True, lane)
-                        for i in range(rows):
-                            there = row + i * ROW_LANES < row_end
-                            for j in range(columns):
-                                total[i * columns + j] += s[i * columns + j] if there else zero
+                        add_all(total, s, row, row_end)
 
         put_weights(total, lane.weights)
         cuda.syncthreads()

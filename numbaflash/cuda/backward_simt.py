@@ -28,6 +28,7 @@ from numbaflash.cuda.simt_tiles import (
     NATIVE, NATIVE_NUMBER, NATIVE_STORE, NUMBER, READ_NUMBER, READ_VECTOR, SIZE, STORE_SHARED, make_store)
 from numbaflash.cuda.tiles import (
     K_BATCH, K_START, Q_BATCH, Q_START, Place, column, load_segment, locate, row_zero)
+from numbaflash.cuda.unroll import unrolled
 
 
 @device
@@ -54,6 +55,10 @@ def make_delta(config: SimtConfig) -> Callable:
     def read_single(x, address, at, column_stride):
         x[0] = read_number(address + int64(at) * column_stride)
 
+    def add_one(i, total, x, y):
+        total[0] = cuda.fma(number(x[i]), number(y[i]), total[0])
+
+    add_all = unrolled(items, add_one)
     read = read_vectors if config.vector else read_single
 
     def delta_simt(back):
@@ -71,19 +76,20 @@ def make_delta(config: SimtConfig) -> Callable:
             row = int32(first + thread // COLUMN_LANES)
             at = start + min(row, here - 1)
             dout, out = row_zero(back.dout, batch, head, at), row_zero(call.out, batch, head, at)
-            total = zero
+            total = cuda.local.array(1, number)
+            total[0] = zero
             for piece in range(thread % COLUMN_LANES, call.value_dim // items, COLUMN_LANES):
                 read(x, dout, piece, back.dout.column)
                 read(y, out, piece, call.out.column)
-                for i in range(items):
-                    total = cuda.fma(number(x[i]), number(y[i]), total)
-            total += cuda.shfl_xor_sync(ALL, total, 1)
-            total += cuda.shfl_xor_sync(ALL, total, 2)
-            total += cuda.shfl_xor_sync(ALL, total, 4)
+                add_all(total, x, y)
+            delta = total[0]
+            delta += cuda.shfl_xor_sync(ALL, delta, 1)
+            delta += cuda.shfl_xor_sync(ALL, delta, 2)
+            delta += cuda.shfl_xor_sync(ALL, delta, 4)
             if (row < here) & (thread % COLUMN_LANES == 0):
                 if back.dlse.pointer != 0:
-                    total -= read_native(row_zero(back.dlse, batch, head, at))
-                store_native(row_zero(back.delta, batch, head, at), total)
+                    delta -= read_native(row_zero(back.dlse, batch, head, at))
+                store_native(row_zero(back.delta, batch, head, at), delta)
 
     return delta_simt
 
@@ -126,22 +132,30 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
                 combine(acc, weights, tile, int32((length + lanes - 1) // lanes))
         return join
 
+    def clear_one(i, acc):
+        acc[i] = zero
+
+    clear_first, clear_second = unrolled(first_count, clear_one), unrolled(second_count, clear_one)
     join_first, join_second = make_join(first_width), make_join(second_width)
 
     def make_finish(width, pitch, store):
         pieces = width // (COLUMN_LANES * lanes)
 
+        def scale_one(at, acc, factor):
+            acc[at] *= factor
+
+        def put_piece(at, acc, address):
+            i, n = at // pieces, at % pieces
+            store_vector(int32(address + i * (ROW_LANES * pitch) + n * (COLUMN_LANES * VECTOR_BYTES)), acc, at)
+
+        scale_all, put_pieces = unrolled(rows * pieces * lanes, scale_one), unrolled(rows * pieces, put_piece)
+
         @device
         def finish(acc, factor, lane, address, row_stride, column_stride, length, here):
             """Results through shared memory to global memory, so that stores are whole rows."""
             cuda.syncthreads()
-            at = int32(lane.shared + lane.own * pitch + lane.column * VECTOR_BYTES)
-            for i in range(rows):
-                for n in range(pieces):
-                    for e in range(lanes):
-                        acc[(i * pieces + n) * lanes + e] *= factor
-                    store_vector(int32(at + i * (ROW_LANES * pitch) + n * (COLUMN_LANES * VECTOR_BYTES)),
-                                 acc, i * pieces + n)
+            scale_all(acc, factor)
+            put_pieces(acc, int32(lane.shared + lane.own * pitch + lane.column * VECTOR_BYTES))
             cuda.syncthreads()
             store(lane.shared, address, row_stride, column_stride, length, here, lane.thread)
         return finish
@@ -191,10 +205,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
         acc_second = cuda.local.array(second_count, number)
         negative_lse = cuda.local.array(stats_count, number)
         delta = cuda.local.array(stats_count, number)
-        for i in range(first_count):
-            acc_first[i] = zero
-        for i in range(second_count):
-            acc_second[i] = zero
+        clear_first(acc_first)
+        clear_second(acc_second)
 
         members = call.group if keys else 1
         for member in range(members):

@@ -24,6 +24,7 @@ from numbaflash.cuda.simt_scores import load_draw, make_scores
 from numbaflash.cuda.simt_softmax import LOG2_E, make_softmax
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store
 from numbaflash.cuda.tiles import Q_BATCH, Q_START, column, load_segment, locate, row_zero, tiles_seen
+from numbaflash.cuda.unroll import unrolled
 
 
 class Layout:
@@ -78,33 +79,57 @@ def make_forward(config: SimtConfig) -> Callable:
         STORE_NUMBER[config.compute], STORE_SHARED[config.compute], LOAD_NUMBER[config.compute])
     store_lse = NATIVE_STORE[config.compute]
 
-    @device
-    def hide(s, segment, row, key):
+    def hide_one(j, i, s, lo, hi, key):
+        at = key + j * COLUMN_LANES
+        s[i * columns + j] = s[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+
+    hide_columns = unrolled(columns, hide_one)
+
+    def hide_row(i, s, segment, row, key):
         """-inf for the pairs of an edge tile that are outside the band or past the last key."""
-        for i in range(rows):
-            lo = row + i * ROW_LANES + segment.first
-            hi = min(row + i * ROW_LANES + segment.last, segment.k_length - 1)
-            for j in range(columns):
-                at = key + j * COLUMN_LANES
-                s[i * columns + j] = s[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+        lo = row + i * ROW_LANES + segment.first
+        hi = min(row + i * ROW_LANES + segment.last, segment.k_length - 1)
+        hide_columns(i, s, lo, hi, key)
 
-    @device
-    def put_weights(s, address):
-        for i in range(rows):
-            for j in range(columns):
-                store_number(int32(address + i * row_step + j * column_step), s[i * columns + j])
+    def clear_one(i, s):
+        s[i] = zero
 
-    @device
-    def get_scores(s, address):
-        for i in range(rows):
-            for j in range(columns):
-                s[i * columns + j] = load_number(int32(address + i * row_step + j * column_step))
+    def scale_one(i, s, factor):
+        s[i] *= factor
+
+    def put_weight(at, s, address):
+        store_number(int32(address + at // columns * row_step + at % columns * column_step), s[at])
+
+    def get_score(at, s, address):
+        s[at] = load_number(int32(address + at // columns * row_step + at % columns * column_step))
+
+    def put_result(at, acc, address):
+        i, n = at // pieces, at % pieces
+        store_vector(int32(address + i * (ROW_LANES * value_pitch) + n * (COLUMN_LANES * lanes * size)), acc, at)
+
+    def share_one(j, i, acc, share):
+        acc[i * per_row + j] *= share
+
+    share_all = unrolled(per_row, share_one)
+
+    def finish_row(i, acc, top, total, lse, sink, column_lane):
+        row_lse, share = finish(top[i], total[i], sink)
+        lse[0] = row_lse if column_lane == i else lse[0]
+        share_all(i, acc, share)
+
+    def start_row(i, top, total):
+        top[i] = -infinity
+        total[i] = zero
+
+    hide, finish_rows, put_results = unrolled(rows, hide_row), unrolled(rows, finish_row), unrolled(rows * pieces, put_result)
+    clear_result, start_rows = unrolled(result_count, clear_one), unrolled(rows, start_row)
+    clear_scores, scale_scores = unrolled(scores_count, clear_one), unrolled(scores_count, scale_one)
+    put_weights, get_scores = unrolled(scores_count, put_weight), unrolled(scores_count, get_score)
 
     @device
     def product(s, segment, call, shared, row_lo, here, key_lo, keys, a, b, thread):
         """Scores of a tile: along the whole head dimension, or slice by slice."""
-        for i in range(scores_count):
-            s[i] = zero
+        clear_scores(s)
         key_address = segment.k + int64(key_lo) * call.k.row
         if sliced:
             for first in range(0, call.head_dim, head_dim):
@@ -147,11 +172,8 @@ def make_forward(config: SimtConfig) -> Callable:
         acc = cuda.local.array(result_count, number)
         top = cuda.local.array(rows, number)
         total = cuda.local.array(rows, number)
-        for i in range(result_count):
-            acc[i] = zero
-        for i in range(rows):
-            top[i] = -infinity
-            total[i] = zero
+        clear_result(acc)
+        start_rows(top, total)
 
         if not sliced:
             if call.head_dim > 0:
@@ -183,8 +205,7 @@ def make_forward(config: SimtConfig) -> Callable:
                 apply(call, stages, segment, own_weights, own_weights, row, row_end, key)
                 get_scores(s, own_weights)
             else:
-                for i in range(scores_count):
-                    s[i] *= factor
+                scale_scores(s, factor)
                 if (tile < full_lo) | (tile >= full_hi):
                     hide(s, segment, row, key)
             step(s, acc, top, total)
@@ -205,23 +226,17 @@ def make_forward(config: SimtConfig) -> Callable:
         sink = -infinity
         if call.sinks != 0:
             sink = number(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head)))
-        lse = zero
-        for i in range(rows):
-            row_lse, share = finish(top[i], total[i], sink)
-            lse = row_lse if column_lane == i else lse
-            for j in range(per_row):
-                acc[i * per_row + j] *= share
+        lse = cuda.local.array(1, number)       # of the row whose number is the lane's
+        lse[0] = zero
+        finish_rows(acc, top, total, lse, sink, column_lane)
         batch, start = column(call, place, Q_BATCH), column(call, place, Q_START) + row_lo
         if (cuda.blockIdx.y == 0) & (column_lane < rows) & (own + column_lane * ROW_LANES < here):
             at = row_zero(call.lse, batch, int64(place.head), start + own + column_lane * ROW_LANES)
-            store_lse(at, lse)
+            store_lse(at, lse[0])
 
         cuda.syncthreads()
         result = int32(shared + own * value_pitch + column_lane * (lanes * size))
-        for i in range(rows):
-            for n in range(pieces):
-                store_vector(int32(result + i * (ROW_LANES * value_pitch) + n * (COLUMN_LANES * lanes * size)),
-                             acc, i * pieces + n)
+        put_results(acc, result)
         cuda.syncthreads()
         store_result(shared, row_zero(call.out, batch, int64(place.head), start) + int64(value_lo) * call.out.column,
                      call.out.row, call.out.column, here, width, thread)

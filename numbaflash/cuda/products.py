@@ -2,7 +2,7 @@
 
 Where the operands lie is told in `simt_config`: each thread holds ``rows`` x ``columns`` numbers of a product in
 a local array, row by row.  Per 16 bytes along the summed axis a thread loads ``rows + columns`` vectors for
-``4 * rows * columns`` float32 multiply-adds.  The loops over a thread's own numbers are unrolled; the loop along
+``4 * rows * columns`` float32 multiply-adds.  The loops over a thread's own numbers are unrolled by construction; the loop along
 the summed axis has a run-time length, which also ends it early where a tile is not full.
 """
 import math
@@ -13,6 +13,7 @@ from numba import cuda, int32
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, VECTOR_BYTES, SimtConfig
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, LOAD_SHARED, NUMBER
+from numbaflash.cuda.unroll import unrolled
 
 
 def make_dot(config: SimtConfig, width: int) -> Callable:
@@ -25,18 +26,28 @@ def make_dot(config: SimtConfig, width: int) -> Callable:
     a_step, b_step = ROW_LANES * config.pitch(width), COLUMN_LANES * config.pitch(width)
     count = rows * lanes
 
+    def load_row(i, x, a):
+        load(x, i, int32(a + i * a_step))
+
+    def add_one(at, j, acc, x, y):
+        e, i = at // rows, at % rows
+        acc[i * columns + j] = cuda.fma(x[i * lanes + e], y[e], acc[i * columns + j])
+
+    add_all = unrolled(lanes * rows, add_one)
+
+    def add_column(j, acc, x, y, b):
+        load(y, 0, int32(b + j * b_step))
+        add_all(j, acc, x, y)
+
+    load_rows, add_columns = unrolled(rows, load_row), unrolled(columns, add_column)
+
     @device
     def dot(acc, a, b, steps):
         x = cuda.local.array(count, number)
         y = cuda.local.array(lanes, number)
         for _ in range(steps):
-            for i in range(rows):
-                load(x, i, int32(a + i * a_step))
-            for j in range(columns):
-                load(y, 0, int32(b + j * b_step))
-                for e in range(lanes):
-                    for i in range(rows):
-                        acc[i * columns + j] = cuda.fma(x[i * lanes + e], y[e], acc[i * columns + j])
+            load_rows(x, a)
+            add_columns(acc, x, y, b)
             a = int32(a + VECTOR_BYTES)
             b = int32(b + VECTOR_BYTES)
 
@@ -55,29 +66,31 @@ def make_combine(config: SimtConfig, width: int) -> Callable:
     p_step, v_pitch = ROW_LANES * config.probability_pitch, config.pitch(width)
     piece_step, v_step = COLUMN_LANES * VECTOR_BYTES, config.lanes * config.pitch(width)
     count, per_row = rows * lanes, pieces * lanes
-    four = lanes == 4
 
-    @device
-    def add_row(acc, x, y, v, key):
-        for n in range(pieces):
-            load(y, 0, int32(v + key * v_pitch + n * piece_step))
-            for e in range(lanes):
-                for i in range(rows):
-                    at = i * per_row + n * lanes + e
-                    acc[at] = cuda.fma(x[i * lanes + key], y[e], acc[at])
+    def load_row(i, x, p):
+        load(x, i, int32(p + i * p_step))
+
+    def add_one(at, key, n, acc, x, y):
+        e, i = at // rows, at % rows
+        to = i * per_row + n * lanes + e
+        acc[to] = cuda.fma(x[i * lanes + key], y[e], acc[to])
+
+    add_all = unrolled(lanes * rows, add_one)
+
+    def add_piece(at, acc, x, y, v):
+        key, n = at // pieces, at % pieces
+        load(y, 0, int32(v + key * v_pitch + n * piece_step))
+        add_all(key, n, acc, x, y)
+
+    load_rows, add_pieces = unrolled(rows, load_row), unrolled(lanes * pieces, add_piece)
 
     @device
     def combine(acc, p, v, steps):
         x = cuda.local.array(count, number)
         y = cuda.local.array(lanes, number)
         for _ in range(steps):
-            for i in range(rows):
-                load(x, i, int32(p + i * p_step))
-            add_row(acc, x, y, v, 0)        # a loop around these would be too long for LLVM to unroll
-            add_row(acc, x, y, v, 1)
-            if four:
-                add_row(acc, x, y, v, 2)
-                add_row(acc, x, y, v, 3)
+            load_rows(x, p)
+            add_pieces(acc, x, y, v)
             p = int32(p + VECTOR_BYTES)
             v = int32(v + v_step)
 
@@ -98,20 +111,30 @@ def make_combine_visible(config: SimtConfig, width: int) -> Callable:
     per_row = pieces * lanes
     zero, one = number(0), number(1)
 
+    def load_row(i, x, p):
+        x[i] = load_number(int32(p + i * p_step))
+
+    def add_one(at, n, acc, x, y):
+        e, i = at // rows, at % rows
+        hidden = (x[i] == zero) & (math.copysign(one, x[i]) < zero)
+        to = i * per_row + n * lanes + e
+        acc[to] = acc[to] if hidden else cuda.fma(x[i], y[e], acc[to])
+
+    add_all = unrolled(lanes * rows, add_one)
+
+    def add_piece(n, acc, x, y, v):
+        load(y, 0, int32(v + n * piece_step))
+        add_all(n, acc, x, y)
+
+    load_rows, add_pieces = unrolled(rows, load_row), unrolled(pieces, add_piece)
+
     @device
     def combine_visible(acc, p, v, steps):
         x = cuda.local.array(rows, number)
         y = cuda.local.array(lanes, number)
         for _ in range(steps):
-            for i in range(rows):
-                x[i] = load_number(int32(p + i * p_step))
-            for n in range(pieces):
-                load(y, 0, int32(v + n * piece_step))
-                for i in range(rows):
-                    hidden = (x[i] == zero) & (math.copysign(one, x[i]) < zero)
-                    for e in range(lanes):
-                        at = i * per_row + n * lanes + e
-                        acc[at] = acc[at] if hidden else cuda.fma(x[i], y[e], acc[at])
+            load_rows(x, p)
+            add_pieces(acc, x, y, v)
             p = int32(p + size)
             v = int32(v + v_pitch)
 

@@ -19,6 +19,7 @@ from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import EXP2, LOG2_E
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_NUMBER, NUMBER, STORE_NUMBER, make_load
 from numbaflash.cuda.tiles import row_zero, tile_range
+from numbaflash.cuda.unroll import unrolled
 
 
 class Layout:
@@ -167,15 +168,19 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
         return Rows(operand.address + int64(first) * operand.row, operand.row, operand.column,
                     int32(min(operand.count - first, block)))
 
+    def load_stat(n, negative_lse, delta, first, last, lse_zero, lse_row, delta_zero, delta_row):
+        row = int64(min(first + n * stats_step, last))
+        lse = read_number(lse_zero + row * lse_row)
+        negative_lse[n] = -infinity if lse == -infinity else -lse
+        delta[n] = read_number(delta_zero + row * delta_row)
+
+    load_all_stats = unrolled(stats_count, load_stat)
+
     @device
     def load_stats(negative_lse, delta, call, back, segment, batch, head, start, first):
-        lse_zero = row_zero(call.lse, batch, head, start)
-        delta_zero = row_zero(back.delta, batch, head, start)
-        for n in range(stats_count):
-            row = int64(min(first + n * stats_step, segment.q_length - 1))
-            lse = read_number(lse_zero + row * call.lse.row)
-            negative_lse[n] = -infinity if lse == -infinity else -lse
-            delta[n] = read_number(delta_zero + row * back.delta.row)
+        load_all_stats(negative_lse, delta, first, segment.q_length - 1,
+                       row_zero(call.lse, batch, head, start), call.lse.row,
+                       row_zero(back.delta, batch, head, start), back.delta.row)
 
     @device
     def seen_tiles(segment, row_lo):
@@ -189,32 +194,71 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     def stat(i, j):
         return j if keys else i
 
+    def hide_one(j, i, x, lo, hi, column):
+        at = column + j * COLUMN_LANES
+        x[i * columns + j] = x[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+
+    hide_columns = unrolled(columns, hide_one)
+
+    def hide_row(i, x, first, last, length, row, column):
+        lo = row + i * ROW_LANES + first
+        hi = min(row + i * ROW_LANES + last, length - 1)
+        hide_columns(i, x, lo, hi, column)
+
+    hide_rows = unrolled(rows, hide_row)
+
     @device
     def hide(x, segment, row, column):
         if keys:
-            from_row, to_row, length = -segment.last, -segment.first, segment.q_length
+            hide_rows(x, -segment.last, -segment.first, segment.q_length, row, column)
         else:
-            from_row, to_row, length = segment.first, segment.last, segment.k_length
-        for i in range(rows):
-            lo = row + i * ROW_LANES + from_row
-            hi = min(row + i * ROW_LANES + to_row, length - 1)
-            for j in range(columns):
-                at = column + j * COLUMN_LANES
-                x[i * columns + j] = x[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+            hide_rows(x, segment.first, segment.last, segment.k_length, row, column)
 
-    @device
-    def put_weights(s, address):
-        for i in range(rows):
-            for j in range(columns):
-                store_number(int32(address + i * row_step + j * column_step), s[i * columns + j])
+    def clear_one(i, s):
+        s[i] = zero
+
+    def put_weight(at, s, address):
+        i, j = at // columns, at % columns
+        store_number(int32(address + i * row_step + j * column_step), s[at])
+
+    def get_score(at, s, address, negative_lse):
+        i, j = at // columns, at % columns
+        score = load_number(int32(address + i * row_step + j * column_step))
+        s[at] = score + negative_lse[stat(i, j)]
+
+    def scale_one(at, s, scale, negative_lse):
+        s[at] = cuda.fma(s[at], scale, negative_lse[stat(at // columns, at % columns)])
+
+    def weigh_one(at, s):
+        s[at] = hidden if s[at] == -infinity else exp2(s[at] * log2_e)
+
+    def differentiate(at, s, dp, delta, address):
+        i, j = at // columns, at % columns
+        kept = load_number(int32(address + i * row_step + j * column_step))
+        if general:
+            weight = s[at]
+            gradient = cuda.fma(kept, dp[at], -weight * delta[stat(i, j)])
+        else:
+            weight = kept       # from shared memory: its register was free during the second product
+            gradient = weight * (dp[at] - delta[stat(i, j)])
+        none = (weight == zero) & (math.copysign(one, weight) < zero)
+        s[at] = hidden if none else gradient
+
+    def cap_one(at, s, address, row, row_end):
+        i, j = at // columns, at % columns
+        if row + i * ROW_LANES < row_end:
+            s[at] *= load_number(int32(address + i * row_step + j * column_step))
+
+    clear, put_weights, get_scores = unrolled(count, clear_one), unrolled(count, put_weight), unrolled(count, get_score)
+    scale_scores, weigh, to_gradient = unrolled(count, scale_one), unrolled(count, weigh_one), unrolled(count, differentiate)
+    cap_all = unrolled(count, cap_one)
 
     def make_product(width, load_a, load_b, a_at, b_at):
         dot = make_dot(config, width)
 
         @device
         def product(s, a, b, dim, a_own, b_own, lane):
-            for i in range(count):
-                s[i] = zero
+            clear(s)
             if sliced:
                 for first in range(0, dim, width):
                     here = int32(min(dim - first, width))
@@ -239,42 +283,20 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
         if general:
             put_weights(s, lane.weights)
             apply(call, stages, segment, lane.weights, lane.slopes, row, row_end, column)
-            for i in range(rows):
-                for j in range(columns):
-                    score = load_number(int32(lane.weights + i * row_step + j * column_step))
-                    s[i * columns + j] = score + negative_lse[stat(i, j)]
+            get_scores(s, lane.weights, negative_lse)
         else:
-            scale = number(call.scale)
-            for i in range(rows):
-                for j in range(columns):
-                    s[i * columns + j] = cuda.fma(s[i * columns + j], scale, negative_lse[stat(i, j)])
+            scale_scores(s, number(call.scale), negative_lse)
             if edge:
                 hide(s, segment, row, column)
-        for i in range(count):
-            s[i] = hidden if s[i] == -infinity else exp2(s[i] * log2_e)
+        weigh(s)
         put_weights(s, lane.weights)
         if general:
             if call.threshold != 0:
                 drop(draw, lane.weights, row, row_end, column, number(call.keep_scale))
         product_second(dp, a_second, b_second, call.value_dim, lane.a_second, lane.b_second, lane)
-        for i in range(rows):
-            for j in range(columns):
-                at = i * columns + j
-                kept = load_number(int32(lane.weights + i * row_step + j * column_step))
-                if general:
-                    weight = s[at]
-                    gradient = cuda.fma(kept, dp[at], -weight * delta[stat(i, j)])
-                else:
-                    weight = kept       # from shared memory: its register was free during the second product
-                    gradient = weight * (dp[at] - delta[stat(i, j)])
-                none = (weight == zero) & (math.copysign(one, weight) < zero)
-                s[at] = hidden if none else gradient
+        to_gradient(s, dp, delta, lane.weights)
         if general and capped:
             if stages.softcap != zero:
-                for i in range(rows):
-                    if row + i * ROW_LANES < row_end:
-                        for j in range(columns):
-                            slope = load_number(int32(lane.slopes + i * row_step + j * column_step))
-                            s[i * columns + j] *= slope
+                cap_all(s, lane.slopes, row, row_end)
 
     return Gradients(lane_of, operands, shifted, load_stats, seen_tiles, tile_gradient, put_weights)

@@ -18,6 +18,7 @@ from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, SimtConfig
 from numbaflash.cuda.simt_tiles import NUMBER, READ_NUMBER
 from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column
+from numbaflash.cuda.unroll import unrolled
 from numbaflash.jit import compile_plain
 
 LOAD_NUMBER = {"float32": ptx.ld_shared_f32, "float64": ptx.ld_shared_f64}
@@ -113,6 +114,40 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
         query, key = min(query, segment.q_length - 1), min(key, segment.k_length - 1)
         return origin + int64(query) * tensor.row + int64(key) * tensor.column
 
+    def get_one(j, x, address, scale):
+        x[j] = load(int32(address + j * column_step)) * scale
+
+    def cap_one(j, x, cap, slopes):
+        x[j] = softcap_value(x[j], cap, math.tanh)
+        if derivatives:
+            store(int32(slopes + j * column_step), softcap_derivative(x[j], cap))
+
+    def read_bias_one(j, y, call, stages, segment, row, start):
+        y[j] = number(read_bias(place_of(call.bias, stages.bias, segment, row, start + j * COLUMN_LANES)))
+
+    def add_bias_one(j, x, y):
+        x[j] = -infinity if y[j] == -infinity else x[j] + y[j]
+
+    def alibi_one(j, x, slope, segment, row, start):
+        query, key = pair(row, start + j * COLUMN_LANES)
+        x[j] = alibi_value(x[j], slope, number(int32(query + segment.offset)), number(key))
+
+    def read_mask_one(j, y, call, stages, segment, row, start):
+        y[j] = number(ptx.ld_global_nc_u8(
+            place_of(call.mask, stages.mask, segment, row, start + j * COLUMN_LANES)))
+
+    def mask_one(j, x, y):
+        x[j] = -infinity if y[j] == zero else x[j]
+
+    def put_one(j, x, address, segment, row, start):
+        query, key = pair(row, start + j * COLUMN_LANES)
+        store(int32(address + j * column_step), x[j] if seen(segment, query, key) else -infinity)
+
+    get_all, cap_all, put_all = unrolled(columns, get_one), unrolled(columns, cap_one), unrolled(columns, put_one)
+    read_biases, add_biases = unrolled(columns, read_bias_one), unrolled(columns, add_bias_one)
+    read_masks, mask_all = unrolled(columns, read_mask_one), unrolled(columns, mask_one)
+    alibi_all = unrolled(columns, alibi_one)
+
     @device
     def apply(call, stages, segment, address, slopes, first, end, start):
         x = cuda.local.array(columns, number)
@@ -120,32 +155,18 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
         scale = number(call.scale)
         for row in range(first, end, ROW_LANES):
             row = int32(row)
-            for j in range(columns):
-                x[j] = load(int32(address + j * column_step)) * scale
+            get_all(x, address, scale)
             if stages.softcap != zero:
-                for j in range(columns):
-                    x[j] = softcap_value(x[j], stages.softcap, math.tanh)
-                    if derivatives:
-                        store(int32(slopes + j * column_step), softcap_derivative(x[j], stages.softcap))
+                cap_all(x, stages.softcap, slopes)
             if stages.bias != 0:
-                for j in range(columns):
-                    y[j] = number(read_bias(
-                        place_of(call.bias, stages.bias, segment, row, start + j * COLUMN_LANES)))
-                for j in range(columns):
-                    x[j] = -infinity if y[j] == -infinity else x[j] + y[j]
+                read_biases(y, call, stages, segment, row, start)       # all under way before one is used
+                add_biases(x, y)
             if stages.slope != zero:
-                for j in range(columns):
-                    query, key = pair(row, start + j * COLUMN_LANES)
-                    x[j] = alibi_value(x[j], stages.slope, number(int32(query + segment.offset)), number(key))
+                alibi_all(x, stages.slope, segment, row, start)
             if stages.mask != 0:
-                for j in range(columns):
-                    y[j] = number(ptx.ld_global_nc_u8(
-                        place_of(call.mask, stages.mask, segment, row, start + j * COLUMN_LANES)))
-                for j in range(columns):
-                    x[j] = -infinity if y[j] == zero else x[j]
-            for j in range(columns):
-                query, key = pair(row, start + j * COLUMN_LANES)
-                store(int32(address + j * column_step), x[j] if seen(segment, query, key) else -infinity)
+                read_masks(y, call, stages, segment, row, start)
+                mask_all(x, y)
+            put_all(x, address, segment, row, start)
             address = int32(address + row_step)
             slopes = int32(slopes + row_step)
 

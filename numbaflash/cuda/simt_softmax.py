@@ -15,6 +15,7 @@ from numbaflash.cuda import ptx
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import SimtConfig
 from numbaflash.cuda.simt_tiles import NUMBER
+from numbaflash.cuda.unroll import unrolled
 
 LOG2_E = 1 / math.log(2)
 LN_2 = math.log(2)
@@ -61,28 +62,36 @@ def make_softmax(config: SimtConfig, per_row: int) -> Softmax:
         x += cuda.shfl_xor_sync(ALL, x, 2)
         return x + cuda.shfl_xor_sync(ALL, x, 4)
 
-    @device
-    def step(s, acc, top, total):
-        for i in range(rows):
-            new = s[i * columns]
-            for j in range(1, columns):
-                new = larger(new, s[i * columns + j])
-            new = larger(new, cuda.shfl_xor_sync(ALL, new, 1))
-            new = larger(new, cuda.shfl_xor_sync(ALL, new, 2))
-            new = larger(top[i], larger(new, cuda.shfl_xor_sync(ALL, new, 4)))
-            base = base_of(new)
-            shrink = exp2((top[i] - base) * exponent)
-            top[i] = new
-            for j in range(per_row):
-                acc[i * per_row + j] *= shrink
-            part = total[i] * shrink
-            shift = -base * exponent
-            for j in range(columns):
-                score = s[i * columns + j]
-                weight = exp2(cuda.fma(score, exponent, shift))
-                part += weight
-                s[i * columns + j] = hidden if score == -infinity else weight
-            total[i] = part
+    def larger_one(j, i, s, best):
+        best[0] = larger(best[0], s[i * columns + j])
+
+    def scale_one(j, i, acc, shrink):
+        acc[i * per_row + j] *= shrink
+
+    def weigh_one(j, i, s, total, shift):
+        score = s[i * columns + j]
+        weight = exp2(cuda.fma(score, exponent, shift))
+        total[i] += weight
+        s[i * columns + j] = hidden if score == -infinity else weight
+
+    largest, scale, weigh = unrolled(columns, larger_one), unrolled(per_row, scale_one), unrolled(columns, weigh_one)
+
+    def step_row(i, s, acc, top, total):
+        best = cuda.local.array(1, number)
+        best[0] = s[i * columns]
+        largest(i, s, best)
+        new = best[0]
+        new = larger(new, cuda.shfl_xor_sync(ALL, new, 1))
+        new = larger(new, cuda.shfl_xor_sync(ALL, new, 2))
+        new = larger(top[i], larger(new, cuda.shfl_xor_sync(ALL, new, 4)))
+        base = base_of(new)
+        shrink = exp2((top[i] - base) * exponent)
+        top[i] = new
+        scale(i, acc, shrink)
+        total[i] *= shrink
+        weigh(i, s, total, -base * exponent)
+
+    step = unrolled(rows, step_row)
 
     @device
     def finish(top, total, sink):

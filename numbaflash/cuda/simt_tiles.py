@@ -12,6 +12,7 @@ from numba import cuda, float32, float64, int32, int64, uint16, uint32
 from numbaflash.cuda import ptx
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import VECTOR_BYTES, SimtConfig
+from numbaflash.cuda.unroll import unrolled
 
 BATCH = 4
 """Loads that a thread has under way at a time."""
@@ -24,22 +25,19 @@ SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # --- one thread's share: 16 bytes, or one number ----------------------------------------------------------
 
 
-@device
-def read_float16(x, n, address):
-    bits = cuda.local.array(4, uint32)
-    ptx.ld_global_nc_v4_b32(bits, 0, address)
-    for i in range(4):
-        x[8 * n + 2 * i] = ptx.f16_low(bits[i])
-        x[8 * n + 2 * i + 1] = ptx.f16_high(bits[i])
+def _read_halves(low: Callable, high: Callable) -> Callable:
+    def widen_one(i, x, n, bits):
+        x[8 * n + 2 * i] = low(bits[i])
+        x[8 * n + 2 * i + 1] = high(bits[i])
 
+    widen = unrolled(4, widen_one)
 
-@device
-def read_bfloat16(x, n, address):
-    bits = cuda.local.array(4, uint32)
-    ptx.ld_global_nc_v4_b32(bits, 0, address)
-    for i in range(4):
-        x[8 * n + 2 * i] = ptx.bf16_low(bits[i])
-        x[8 * n + 2 * i + 1] = ptx.bf16_high(bits[i])
+    @device
+    def read(x, n, address):
+        bits = cuda.local.array(4, uint32)
+        ptx.ld_global_nc_v4_b32(bits, 0, address)
+        widen(x, n, bits)
+    return read
 
 
 @device
@@ -52,8 +50,9 @@ def number_bfloat16(address):
     return ptx.bf16_low(uint32(ptx.ld_global_nc_b16(address)))
 
 
-READ_VECTOR = {"float16": read_float16, "bfloat16": read_bfloat16, "float32": ptx.ld_global_nc_v4_f32,
-               "float64": ptx.ld_global_nc_v2_f64}
+READ_VECTOR = {"float16": _read_halves(ptx.f16_low, ptx.f16_high),
+               "bfloat16": _read_halves(ptx.bf16_low, ptx.bf16_high),
+               "float32": ptx.ld_global_nc_v4_f32, "float64": ptx.ld_global_nc_v2_f64}
 READ_NUMBER = {"float16": number_float16, "bfloat16": number_bfloat16, "float32": ptx.ld_global_nc_f32,
                "float64": ptx.ld_global_nc_f64}
 NATIVE_NUMBER = {"float32": ptx.ld_global_nc_f32, "float64": ptx.ld_global_nc_f64}
@@ -70,6 +69,15 @@ def write_same(shared, x, n, column):
     ptx.st_shared_v4_f32(shared, x, n)
 
 
+def _select_one(i, x, n, y, swap):
+    low, high = x[8 * n + i], x[8 * n + 4 + i]
+    y[i] = high if swap else low
+    y[4 + i] = low if swap else high
+
+
+_select_all = unrolled(4, _select_one)
+
+
 @device
 def write_widened(shared, x, n, column):
     """Eight numbers that were 16-bit.
@@ -78,19 +86,20 @@ def write_widened(shared, x, n, column):
     """
     swap = (column >> 5) & 1
     y = cuda.local.array(8, float32)
-    for i in range(4):
-        low, high = x[8 * n + i], x[8 * n + 4 + i]
-        y[i] = high if swap else low
-        y[4 + i] = low if swap else high
+    _select_all(x, n, y, swap)
     ptx.st_shared_v4_f32(shared + 16 * swap, y, 0)
     ptx.st_shared_v4_f32(shared + 16 - 16 * swap, y, 1)
 
 
 def _write_doubles(vectors: int) -> Callable:
+    def write_one(i, shared, x, n):
+        ptx.st_shared_v2_f64(int32(shared + i * VECTOR_BYTES), x, n * vectors + i)
+
+    write_all = unrolled(vectors, write_one)
+
     @device
     def write(shared, x, n, column):
-        for i in range(vectors):
-            ptx.st_shared_v2_f64(int32(shared + i * VECTOR_BYTES), x, n * vectors + i)
+        write_all(shared, x, n)
     return write
 
 
@@ -118,17 +127,21 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str 
     shift = (tile_columns // items).bit_length() - 1
     mask = (1 << shift) - 1
     step, count = threads * batch, items * batch
-    number = NUMBER[config.compute]
+    number, zero = NUMBER[config.compute], NUMBER[config.compute](0)
     read_vector, read_number = READ_VECTOR[dtype], READ_NUMBER[dtype]
     write_vector, write_number = WRITE_VECTOR[size, config.compute], STORE_NUMBER[config.compute]
     loaded = NATIVE[dtype]
+
+    def convert_one(i, x, n, y):
+        x[n * items + i] = number(y[i])
+
+    convert_all = unrolled(items, convert_one)
 
     @device
     def read_piece(x, n, address, column, column_stride):
         y = cuda.local.array(items, loaded)
         read_vector(y, 0, address + column * size)
-        for i in range(items):
-            x[n * items + i] = number(y[i])
+        convert_all(x, n, y)
 
     @device
     def write_piece(shared, x, n, column):
@@ -144,28 +157,38 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str 
 
     read, write = (read_piece, write_piece) if vector else (read_single, write_single)
 
+    def read_one(n, x, first, address, row_stride, column_stride, rows, columns):
+        piece = first + n * threads
+        row = int32(min(piece >> shift, rows - 1))
+        column = int32(min((piece & mask) * items, columns - items))
+        read(x, n, address + int64(row) * row_stride, column, column_stride)
+
+    def check_one(i, x, n, bad, there):
+        value = x[n * items + i] if there else zero
+        bad[0] = cuda.fma(value, zero, bad[0])
+        x[n * items + i] = value
+
+    check_all = unrolled(items, check_one)
+
+    def write_one(n, x, bad, first, shared, rows, columns):
+        piece = first + n * threads
+        row = int32(piece >> shift)
+        column = int32((piece & mask) * items)
+        there = (row < rows) & (column < columns)
+        check_all(x, n, bad, there)
+        write(int32(shared + row * pitch + column * number_bytes), x, n, column)
+
+    read_batch, write_batch = unrolled(batch, read_one), unrolled(batch, write_one)
+
     @device
     def load(shared, address, row_stride, column_stride, rows, columns, thread):
         x = cuda.local.array(count, number)
-        bad = number(0)
-        zero = number(0)
+        bad = cuda.local.array(1, number)
+        bad[0] = zero
         for first in range(thread, pieces, step):
-            for n in range(batch):
-                piece = int32(first) + n * threads
-                row = int32(min(piece >> shift, rows - 1))
-                column = int32(min((piece & mask) * items, columns - items))
-                read(x, n, address + int64(row) * row_stride, column, column_stride)
-            for n in range(batch):
-                piece = int32(first) + n * threads
-                row = int32(piece >> shift)
-                column = int32((piece & mask) * items)
-                there = (row < rows) & (column < columns)
-                for i in range(items):
-                    value = x[n * items + i] if there else zero
-                    bad = cuda.fma(value, zero, bad)
-                    x[n * items + i] = value
-                write(int32(shared + row * pitch + column * number_bytes), x, n, column)
-        return bad
+            read_batch(x, int32(first), address, row_stride, column_stride, rows, columns)
+            write_batch(x, bad, int32(first), shared, rows, columns)
+        return bad[0]
 
     return load
 
@@ -214,7 +237,8 @@ def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str
     `columns` columns.
     """
     size = SIZE[dtype]
-    items = VECTOR_BYTES // size if config.vector else 1
+    vector = config.vector and size <= config.size
+    items = VECTOR_BYTES // size if vector else 1
     pitch, number_bytes, threads, lanes = config.pitch(tile_columns), config.size, config.threads, config.lanes
     number = NUMBER[config.compute]
     pieces = tile_rows * tile_columns // items
@@ -227,6 +251,14 @@ def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str
     write_number = WRITE_GLOBAL_NUMBER[dtype]
     narrow = to_odd if size == 2 and config.compute == "float64" else keep
 
+    def load_one(n, x, place):
+        load_shared(x, n, int32(place + n * VECTOR_BYTES))
+
+    def narrow_one(i, x):
+        x[i] = narrow(x[i])
+
+    load_all, narrow_all = unrolled(loads, load_one), unrolled(items, narrow_one)
+
     @device
     def store_pieces(shared, address, row_stride, column_stride, rows, columns, thread):
         x = cuda.local.array(count, number)
@@ -235,10 +267,8 @@ def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str
             column = (int32(piece) & mask) * items
             if (row < rows) & (column < columns):
                 place = int32(shared + row * pitch + column * number_bytes)
-                for n in range(loads):
-                    load_shared(x, n, int32(place + n * VECTOR_BYTES))
-                for i in range(items):
-                    x[i] = narrow(x[i])
+                load_all(x, place)
+                narrow_all(x)
                 write_vector(address + int64(row) * row_stride + column * size, x)
 
     @device
@@ -250,34 +280,36 @@ def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str
                 x = load_number(int32(shared + row * pitch + column * number_bytes))
                 write_number(address + int64(row) * row_stride + int64(column) * column_stride, narrow(x))
 
-    return store_pieces if config.vector else store_numbers
+    return store_pieces if vector else store_numbers
 
 
 def _write_halves(bits_of: Callable) -> Callable:
+    def pack_one(i, packed, x):
+        low, high = bits_of(float32(x[2 * i])), bits_of(float32(x[2 * i + 1]))
+        packed[i] = uint32(low) | (uint32(high) << uint32(16))
+
+    pack_all = unrolled(4, pack_one)
+
     @device
     def write(address, x):
         packed = cuda.local.array(4, uint32)
-        for i in range(4):
-            low, high = bits_of(float32(x[2 * i])), bits_of(float32(x[2 * i + 1]))
-            packed[i] = uint32(low) | (uint32(high) << uint32(16))
+        pack_all(packed, x)
         ptx.st_global_v4_b32(address, packed, 0)
     return write
 
 
-@device
-def _write_float32(address, x):
-    y = cuda.local.array(4, float32)
-    for i in range(4):
-        y[i] = float32(x[i])
-    ptx.st_global_v4_f32(address, y, 0)
+def _write_numbers(kind: Callable, count: int, store: Callable) -> Callable:
+    def convert_one(i, y, x):
+        y[i] = kind(x[i])
 
+    convert_all = unrolled(count, convert_one)
 
-@device
-def _write_float64(address, x):
-    y = cuda.local.array(2, float64)
-    for i in range(2):
-        y[i] = float64(x[i])
-    ptx.st_global_v2_f64(address, y, 0)
+    @device
+    def write(address, x):
+        y = cuda.local.array(count, kind)
+        convert_all(y, x)
+        store(address, y, 0)
+    return write
 
 
 @device
@@ -301,6 +333,7 @@ def _number_float64(address, x):
 
 
 WRITE_GLOBAL = {"float16": _write_halves(bits_float16), "bfloat16": _write_halves(bits_bfloat16),
-                "float32": _write_float32, "float64": _write_float64}
+                "float32": _write_numbers(float32, 4, ptx.st_global_v4_f32),
+                "float64": _write_numbers(float64, 2, ptx.st_global_v2_f64)}
 WRITE_GLOBAL_NUMBER = {"float16": _number_float16, "bfloat16": _number_bfloat16, "float32": _number_float32,
                        "float64": _number_float64}
