@@ -174,3 +174,38 @@ def test_a_difference_from_the_oracle_is_a_failure(sentence_embeddings, monkeypa
     monkeypatch.setattr(sentence_embeddings, "flash_attention", wrong)
     assert sentence_embeddings.main() == 1
     assert "NOT BELOW" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------- kernel ladder
+
+
+@pytest.fixture(scope="module")
+def kernel_ladder() -> ModuleType:
+    pytest.importorskip("numba_cuda")
+    return load("kernel_ladder")
+
+
+@pytest.mark.slow
+def test_the_ladder_shows_three_kernels_right_and_one_wrong_with_the_reason():
+    pytest.importorskip("numba_cuda")
+    done = run("kernel_ladder", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  ok\n") == 3 and done.stdout.count("WRONG, as shown below") == 1
+    assert "Why it is wrong" in done.stdout and "unexpectedly" not in done.stdout
+
+
+def test_the_ladder_fails_when_a_kernel_is_right_or_wrong_unexpectedly(kernel_ladder, monkeypatch, capsys):
+    _, right, wrong, _ = kernel_ladder.RUNGS
+    monkeypatch.setattr(kernel_ladder, "RUNGS", (right, wrong))
+    assert kernel_ladder.climb(70, 4)
+    for rungs in ((right, wrong._replace(right=True), wrong), (right._replace(right=False), wrong)):
+        monkeypatch.setattr(kernel_ladder, "RUNGS", rungs)
+        assert not kernel_ladder.climb(70, 4)
+        assert "unexpectedly" in capsys.readouterr().out
+
+
+def test_the_ladder_wants_enough_tokens_to_need_rescaling(kernel_ladder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernel_ladder.py", "--tokens", "64"])
+    with pytest.raises(SystemExit) as stop:
+        kernel_ladder.main()
+    assert stop.value.code == 2 and "more than 64" in capsys.readouterr().err

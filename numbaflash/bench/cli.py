@@ -7,7 +7,7 @@ from importlib import import_module
 
 from . import environment, report
 
-SUBCOMMANDS = ("cpu", "accuracy", "memory", "kernels")
+SUBCOMMANDS = ("cpu", "accuracy", "memory", "kernels", "traffic")
 """Modules with HELP, add_arguments(parser), run(arguments) -> (rows, good) and plot(rows, path)."""
 
 EPILOG = """\
@@ -18,6 +18,7 @@ examples:
   bench.py accuracy --json accuracy.json            errors of every dtype, kept in a file
   bench.py memory --plot memory.png                 peak memory against length, as a picture
   bench.py kernels --arch sm_90a --filter '*-d64-*' registers and spills of some CUDA kernels
+  bench.py traffic                                  bytes moved, counted, and what texts claim about them
 
 Each run prints machine, versions, threads and the path of the package it measures.
 """

@@ -45,15 +45,21 @@ COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every kernel; takes hours")
-    parser.add_argument("--arch", nargs="+", metavar="SM", choices=ARCHITECTURES, help="only these, like sm_80")
-    parser.add_argument("--filter", nargs="+", metavar="PATTERN", help="variants by name, like 'simt-*-float32-d64-*'")
+    parser.add_argument(
+        "--arch", nargs="+", metavar="SM", choices=ARCHITECTURES, help="only these, like sm_80"
+    )
+    parser.add_argument(
+        "--filter", nargs="+", metavar="PATTERN", help="variants by name, like 'simt-*-float32-d64-*'"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of what would be compiled")
 
 
 def chosen(arguments: argparse.Namespace) -> list[variants.Kernel]:
     """What a command line asks for."""
     found = []
-    for arch in arguments.arch or (variants.FULL[:1] if arguments.quick else variants.FULL + variants.SAMPLED):
+    for arch in arguments.arch or (
+        variants.FULL[:1] if arguments.quick else variants.FULL + variants.SAMPLED
+    ):
         full = arch in variants.FULL
         if arguments.filter:
             patterns = tuple(arguments.filter)
@@ -69,7 +75,9 @@ def chosen(arguments: argparse.Namespace) -> list[variants.Kernel]:
             patterns = variants.QUICK if not full else variants.SAMPLE_ELSEWHERE
         found += variants.kernels(variants.select(patterns), arch)
     if not found:
-        raise report.UsageError(f"no kernel matches {' '.join(arguments.filter or ())}; see bench.py kernels --list")
+        raise report.UsageError(
+            f"no kernel matches {' '.join(arguments.filter or ())}; see bench.py kernels --list"
+        )
     return found
 
 
@@ -85,7 +93,9 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
             print(f"{kernel.arch:8}{kernel.variant:45}{kernel.planned.kernel.name}")
         return [], True
     jobs = min(arguments.threads or os.cpu_count() or 1, len(kernels))
-    print(f"{len(kernels)} kernels, {jobs} at a time. Bytes: local and spills per thread, shared per block.\n")
+    print(
+        f"{len(kernels)} kernels, {jobs} at a time. Bytes: local and spills per thread, shared per block.\n"
+    )
     table = report.Table(COLUMNS)
     table.head()
     started, rows = time.perf_counter(), []
@@ -112,21 +122,35 @@ def measure(kernel: variants.Kernel) -> dict[str, Any]:
     """Compile one kernel; its row."""
     launch = kernel.planned
     spec, started = launch.kernel, time.perf_counter()
-    cubin = compile_cubin(spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds,
-                          max_registers=spec.max_registers)
+    cubin = compile_cubin(
+        spec.function,
+        tuple(spec.signature),
+        kernel.arch,
+        launch_bounds=spec.launch_bounds,
+        max_registers=spec.max_registers,
+    )
     matrix = None
     if TENSOR in spec.name:
-        text = compile_ptx(spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds)
+        text = compile_ptx(
+            spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds
+        )
         matrix = text.count(MATRIX)
     shared = cubin.resources.static_shared + launch.shared_bytes
     wrong = breaches(cubin.resources, launch, kernel.arch, matrix)
     return {
-        "arch": kernel.arch, "variant": kernel.variant, "kernel": spec.name,
-        "style": variants.VARIANTS[kernel.variant].style, "registers": cubin.resources.registers,
-        "spills": cubin.resources.spill_stores + cubin.resources.spill_loads, "stack": cubin.resources.stack,
-        "shared": shared, "limit": shared_limit(kernel.arch), "matrix": matrix,
+        "arch": kernel.arch,
+        "variant": kernel.variant,
+        "kernel": spec.name,
+        "style": variants.VARIANTS[kernel.variant].style,
+        "registers": cubin.resources.registers,
+        "spills": cubin.resources.spill_stores + cubin.resources.spill_loads,
+        "stack": cubin.resources.stack,
+        "shared": shared,
+        "limit": shared_limit(kernel.arch),
+        "matrix": matrix,
         "blocks": resident_blocks(cubin.resources, launch, kernel.arch),
-        "seconds": time.perf_counter() - started, "verdict": "; ".join(wrong) or "ok",
+        "seconds": time.perf_counter() - started,
+        "verdict": "; ".join(wrong) or "ok",
     }
 
 
@@ -150,8 +174,10 @@ def breaches(resources: Resources, launch: Launch, arch: str, matrix: int | None
         f"{resources.stack} bytes of local memory": resources.stack > 0,
         "spills": resources.spill_stores + resources.spill_loads > 0,
         f"more than {MOST_REGISTERS} registers": resources.registers > MOST_REGISTERS,
-        f"registers for {_register_blocks(resources, launch)} blocks, not {promised}":
-            _register_blocks(resources, launch) < promised,
+        f"registers for {_register_blocks(resources, launch)} blocks, not {promised}": _register_blocks(
+            resources, launch
+        )
+        < promised,
         f"{shared} bytes of shared memory": shared > shared_limit(arch),
         f"no {MATRIX}": matrix == 0,
         **{warning: True for warning in resources.warnings},
@@ -165,8 +191,15 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     palette = (report.BLUE, report.ORANGE, report.GREEN, report.GREY)
     for number, arch in enumerate(dict.fromkeys(row["arch"] for row in rows)):
         mine = [row for row in rows if row["arch"] == arch]
-        axis.plot([row["shared"] / 1024 for row in mine], [row["registers"] for row in mine], "o",
-                  color=palette[number % len(palette)], label=arch, markersize=5, alpha=0.7)
+        axis.plot(
+            [row["shared"] / 1024 for row in mine],
+            [row["registers"] for row in mine],
+            "o",
+            color=palette[number % len(palette)],
+            label=arch,
+            markersize=5,
+            alpha=0.7,
+        )
     axis.axhline(MOST_REGISTERS, color=report.GREY, linewidth=1)
     axis.set_xlabel("KiB of shared memory per block")
     axis.set_ylabel("registers per thread")

@@ -8,6 +8,7 @@ no second list of tile sizes to fall behind.
 >>> [launch.kernel.name for launch in plan_of("simt-forward-float64-d64-plain", "sm_80").launches]
 ['forward_simt_float64_float64_64x64_32x32_v']
 """
+
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -32,14 +33,22 @@ FULL = ("sm_80", "sm_90a")
 SAMPLED = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a")
 
 SAMPLE = (
-    "simt-forward-float32-d64-*", "simt-backward-float32-d64-plain", "simt-*-float32-d128-everything",
-    "simt-forward-float64-d64-plain", "simt-forward-bfloat16-d256-plain", "simt-forward-float32-d300-plain",
-    "tensor-forward-float16-d64-plain", "tensor-forward-bfloat16-d128-everything", "tensor-forward-tf32-d64-plain",
+    "simt-forward-float32-d64-*",
+    "simt-backward-float32-d64-plain",
+    "simt-*-float32-d128-everything",
+    "simt-forward-float64-d64-plain",
+    "simt-forward-bfloat16-d256-plain",
+    "simt-forward-float32-d300-plain",
+    "tensor-forward-float16-d64-plain",
+    "tensor-forward-bfloat16-d128-everything",
+    "tensor-forward-tf32-d64-plain",
     "tensor-backward-bfloat16-d64-plain",
 )
 """Patterns of names: one of each kind, at the sizes that are used most or are the tightest."""
 SAMPLE_ELSEWHERE = (
-    "simt-forward-float32-d64-everything", "simt-backward-float32-d128-plain", "tensor-forward-float16-d128-plain",
+    "simt-forward-float32-d64-everything",
+    "simt-backward-float32-d128-plain",
+    "tensor-forward-float16-d128-plain",
     "tensor-backward-bfloat16-d128-everything",
 )
 """The same for an architecture that is not in `FULL`."""
@@ -118,7 +127,11 @@ def plan_of(name: str, arch: str) -> Plan:
     if variant.direction == "forward":
         return planner.plan_forward(problem, out, lse, arch)
     dout, dq, dk, dv = (_array(shape, problem.out_dtype, variant) for _ in range(4))
-    dbias = None if problem.score.bias_shape is None else np.zeros(problem.score.bias_shape, problem.compute_dtype)
+    dbias = (
+        None
+        if problem.score.bias_shape is None
+        else np.zeros(problem.score.bias_shape, problem.compute_dtype)
+    )
     dsinks = None if problem.sinks is None else np.zeros(problem.sinks.shape)
     dlse = None if variant.style == "plain" else np.zeros_like(lse)
     return planner.plan_backward(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch)
@@ -158,8 +171,13 @@ def _problem(variant: Variant) -> Problem:
     options = {"precision": variant.kind} if words else {}
     if variant.style != "plain":
         options |= {
-            "causal": True, "softcap": 2.0, "bias": np.zeros((1, HEADS, ROWS, ROWS), dtype),
-            "mask": np.ones((ROWS, ROWS), bool), "alibi_slopes": np.ones(HEADS), "dropout_p": 0.5, "seed": 0,
+            "causal": True,
+            "softcap": 2.0,
+            "bias": np.zeros((1, HEADS, ROWS, ROWS), dtype),
+            "mask": np.ones((ROWS, ROWS), bool),
+            "alibi_slopes": np.ones(HEADS),
+            "dropout_p": 0.5,
+            "seed": 0,
             "sinks": np.zeros(HEADS, np.float32),
         }
     return make_problem(q, k, v, Options(**options))

@@ -7,8 +7,11 @@ from numbaflash.cuda import variants
 from numbaflash.cuda.compile import Resources
 
 GATED = [
-    kernel for arch in (*variants.FULL, *variants.SAMPLED)
-    for kernel in variants.kernels(variants.select(variants.QUICK if arch != "sm_80" else variants.SAMPLE), arch)
+    kernel
+    for arch in (*variants.FULL, *variants.SAMPLED)
+    for kernel in variants.kernels(
+        variants.select(variants.QUICK if arch != "sm_80" else variants.SAMPLE), arch
+    )
 ]
 
 
@@ -28,7 +31,9 @@ def test_a_kernel_keeps_its_limits(name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernel", GATED, ids=lambda kernel: f"{kernel.arch}-{kernel.variant}-{kernel.launch}")
+@pytest.mark.parametrize(
+    "kernel", GATED, ids=lambda kernel: f"{kernel.arch}-{kernel.variant}-{kernel.launch}"
+)
 def test_the_sample_keeps_its_limits(kernel):
     gate(kernel)
 
@@ -55,7 +60,9 @@ def test_good_code_breaks_no_limit():
 @pytest.mark.parametrize("text", BREACHES)
 def test_every_limit_is_noticed(text):
     resources = Resources(**(vars(GOOD) | BREACHES[text]))
-    assert any(text in one for one in kernels.breaches(resources, launch_of(variants.QUICK[0]), "sm_80", None))
+    assert any(
+        text in one for one in kernels.breaches(resources, launch_of(variants.QUICK[0]), "sm_80", None)
+    )
 
 
 def test_missing_matrix_instructions_and_broken_launch_bounds_are_noticed():
@@ -76,13 +83,16 @@ def test_shared_memory_is_held_to_the_architecture():
 
 
 def test_each_kernel_is_compiled_once_and_every_family_is_in_the_sample():
-    names = variants.select(("*-float32-d64-everything", "*-float32-d64-strided", "simt-forward-float16-d32-*"))
+    names = variants.select(
+        ("*-float32-d64-everything", "*-float32-d64-strided", "simt-forward-float16-d32-*")
+    )
     found = variants.kernels(names, "sm_80")
     functions = [one.planned.kernel.function for one in found]
     assert len(functions) == len(set(functions))
     sample = [variants.VARIANTS[name] for name in variants.select(variants.SAMPLE)]
     assert {(one.family, one.direction) for one in sample} == {
-        (family, direction) for family in variants.PLANNERS for direction in variants.DIRECTIONS}
+        (family, direction) for family in variants.PLANNERS for direction in variants.DIRECTIONS
+    }
     assert {one.style for one in sample} == set(variants.STYLES)
 
 
