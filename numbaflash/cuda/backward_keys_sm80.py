@@ -8,7 +8,7 @@ from numbaflash.cuda.backward_sm80 import (
     BackwardConfig, exponent_base, make_derivative, make_start, make_weights,
 )
 from numbaflash.cuda.fragments import (
-    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
+    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_multiply_tn, make_pack, matrix_instructions,
 )
 from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
 from numbaflash.cuda.results import make_write
@@ -24,7 +24,10 @@ from numbaflash.cuda.unroll import unrolled
 
 @lru_cache(maxsize=None)
 def make_backward_keys(config: BackwardConfig):
-    """The kernel of a configuration: ``backward_keys(back)``, with a `BackwardCall` whose grid is of keys."""
+    """The kernel of a configuration: ``backward_keys(back, sums, tiles)``, with a `BackwardCall` whose grid is of keys.
+
+    `sums` is the address of the float32 buffer of dq and `tiles` its query tiles per head, where the kernel reduces.
+    """
     config.check()
     ROWS, COLUMNS, STEP, THREADS = config.block_rows, config.columns, config.step, config.threads
     WIDTH, VALUE_WIDTH = config.head_dim, config.value_dim
@@ -41,6 +44,8 @@ def make_backward_keys(config: BackwardConfig):
     DV_SIZE = M_TILES * VALUE_WIDTH // 2 if WANT_DV else 1
     K_SIZE = M_TILES * (WIDTH // 4 if RESIDENT else 4)
     V_SIZE = M_TILES * (VALUE_WIDTH // 4 if RESIDENT else 4)
+    REDUCE, VECTOR, DS_AT = config.reduce != "", config.reduce == "vector", RING + 2 * STAGE_BYTES
+    SUMS = WIDTH // 2 if REDUCE else 1
     STATS, LANE_ROWS = 2 * N_TILES, 2 * M_TILES
 
     mma, pack = matrix_instructions(config.dtype)
@@ -73,12 +78,29 @@ def make_backward_keys(config: BackwardConfig):
     def read_delta(j, delta, stats):
         ptx.ld_shared_v2_f32(delta, j, stats + 4 * COLUMNS + 32 * j)
 
+    def store_ds(n, p, address):
+        fragment, e = n // 4, n % 4
+        step, i = fragment // M_TILES, fragment % M_TILES
+        ptx.st_shared_b32((address ^ (32 * step + 16 * (e // 2))) + (16 * i + 8 * (e % 2)) * PANEL_ROW, p[n])
+
+    def clear_word(n, p):
+        p[n] = uint32(0)
+
+    def add_number(n, sums, address):
+        ptx.red_global_add_f32(address + 128 * n, sums[n])
+
+    def add_fragment(n, sums, address):
+        ptx.red_global_add_v4_f32(address + 512 * n, sums, n)
+
     def fill_factor(r, factors, value):
         factors[r] = value
 
     copy_scores = unrolled(S_SIZE, copy_pair)
     read_bases, read_deltas = unrolled(N_TILES, read_base), unrolled(N_TILES, read_delta)
     fill_factors = unrolled(LANE_ROWS, fill_factor)
+    multiply_dq = make_multiply_tn(ROWS, WIDTH, ROWS, mma)
+    store_all_ds, clear_words, clear_sums = unrolled(P_SIZE, store_ds), unrolled(P_SIZE, clear_word), make_clear(SUMS)
+    add_all, LANE_BYTES = (unrolled(SUMS // 4, add_fragment), 16) if VECTOR else (unrolled(SUMS, add_number), 4)
 
     @device
     def load_stats(target, lse, delta, call, back, count):
@@ -117,11 +139,29 @@ def make_backward_keys(config: BackwardConfig):
         return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
 
     @device
+    def ds_place(base, step):
+        """A lane's address in dS^T for the first number of a step."""
+        thread = ptx.thread_index()
+        g = (thread & 31) >> 2
+        return (base + DS_AT + ((thread >> 5) * WARP_ROWS + g) * PANEL_ROW + (((step * (STEP // 8)) ^ g) << 4)
+                + 4 * (thread & 3))
+
+    @device
     def key_tile(call, place):
         """Under a causal mask the first keys are heavy: they come first."""
         return place.tile if call.work != 0 else int32(call.tiles - 1 - place.tile)
 
-    def backward_keys(back):
+    @device
+    def reduce_dq(base, address):
+        """Add this block's part of dq of a tile, 16 queries to a warp, in the order of fragments: adds are contiguous."""
+        sums = cuda.local.array(SUMS, float32)
+        clear_sums(sums)
+        thread = ptx.thread_index()
+        multiply_dq(sums, base + DS_AT + (lane_across(thread) ^ (thread >> 5 << 5)), base + lane_down(thread))
+        thread = ptx.thread_index()
+        add_all(sums, address + int64(thread >> 5) * (128 * SUMS) + int64(thread & 31) * LANE_BYTES)
+
+    def backward_keys(back, sums, tiles):
         call = back.call
         base = ptx.dynamic_shared_address()
         place = locate(call, ptx.block_index())
@@ -187,8 +227,8 @@ def make_backward_keys(config: BackwardConfig):
                     clear_scores(s)
                     multiply_scores(s, k, warp_rows(base), rows + lane_across(thread))
                     if GENERAL:
-                        apply_score(s, slope, call, Place(place.segment, int32(first_head + member), place.tile), segment,
-                                    lane_query, lane_key)
+                        here = Place(place.segment, int32(first_head + member), place.tile)
+                        apply_score(s, slope, call, here, segment, lane_query, lane_key)
                     if not (query + STEP - 1 + segment.first <= warp_key and query + STEP <= segment.q_length
                             and warp_key + WARP_ROWS - 1 <= query + segment.last):
                         hide(s, segment, lane_query, lane_key)
@@ -212,7 +252,16 @@ def make_backward_keys(config: BackwardConfig):
                         multiply_dp(dp, v, warp_rows(base + K_BYTES), rows + DOUT_AT + lane_across(ptx.thread_index()))
                         derivative(dp, s, slope, stats, bits, keep_scale)
                         pack_rows(dp, p)
+                        if REDUCE:
+                            store_all_ds(p, ds_place(base, step))
                         multiply_dk(dk, p, rows + lane_down(ptx.thread_index()))
+                elif REDUCE:
+                    clear_words(p)
+                    store_all_ds(p, ds_place(base, step))
+            if REDUCE:
+                cuda.syncthreads()
+                unit = int64(place.segment) * call.heads * call.group + first_head + member
+                reduce_dq(base, sums + (unit * tiles + tile) * (4 * COLUMNS * WIDTH))
             stage = int32(STAGE_BYTES - stage)
             tile, member = next_tile, next_member
 
@@ -225,9 +274,10 @@ def make_backward_keys(config: BackwardConfig):
         own = int32((thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         batch, row = column(call, place, K_BATCH), column(call, place, K_START) + int64(first_key)
         factors = cuda.local.array(LANE_ROWS, float32)
-        if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
-            ptx.cp_async_wait_all()
-        cuda.syncthreads()                          # nobody reads tiles any more
+        if ASYNC:
+            if lo >= hi:                            # nobody has waited for the tiles of keys yet
+                ptx.cp_async_wait_all()
+        cuda.syncthreads()                          # nobody reads the tiles of keys any more
         if WANT_DK:
             fill_factors(factors, float32(call.scale))
             write_dk(dk, factors, base, own, row_zero(back.dk, batch, int64(place.head), row), back.dk.row,

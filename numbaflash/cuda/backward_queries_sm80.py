@@ -22,7 +22,10 @@ from numbaflash.cuda.unroll import unrolled
 
 @lru_cache(maxsize=None)
 def make_backward_queries(config: BackwardConfig):
-    """The kernel of a configuration: ``backward_queries(back)``, with a `BackwardCall` whose grid is of queries."""
+    """The kernel of a configuration: ``backward_queries(back, sums, tiles)``, with a grid of queries.
+
+    `sums` and `tiles` are for kernels that reduce; this one does not.
+    """
     config.check()
     ROWS, COLUMNS, STEP, THREADS = config.block_rows, config.columns, config.step, config.threads
     WIDTH, VALUE_WIDTH = config.head_dim, config.value_dim
@@ -79,7 +82,7 @@ def make_backward_queries(config: BackwardConfig):
         thread = ptx.thread_index()
         return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
 
-    def backward_queries(back):
+    def backward_queries(back, sums, tiles):
         call = back.call
         base = ptx.dynamic_shared_address()
         place = locate(call, ptx.block_index())
@@ -167,9 +170,11 @@ def make_backward_queries(config: BackwardConfig):
         target = query_rows(call, back.dq, place) + int64(block_row) * back.dq.row
         factors = cuda.local.array(LANE_ROWS, float32)
         fill_factors(factors, float32(call.scale))
-        if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
-            ptx.cp_async_wait_all()
-        cuda.syncthreads()                          # nobody reads tiles any more
+        if not RESIDENT:                            # else the tiles of queries were read before the first barrier
+            if ASYNC:
+                if lo >= hi:                        # nobody has waited for them yet
+                    ptx.cp_async_wait_all()
+            cuda.syncthreads()
         write_dq(acc, factors, base, own, target, back.dq.row, back.dq.column,
                  int32(column(call, place, Q_LENGTH) - block_row), call.head_dim)
 

@@ -1,12 +1,14 @@
 """Gradients on tensor cores with mma.sync: Ampere, Ada and later.
 
-Two kernels, without atomics, so that gradients are bit-equal from run to run; both recompute P = exp(S - lse) tile by
-tile (Dao, "FlashAttention-2", 2023, algorithm 2):
+Two kernels; both recompute P = exp(S - lse) tile by tile (Dao, "FlashAttention-2", 2023, algorithm 2):
 
 keys     a block owns keys and runs through the queries of every head of their group.  Scores are computed transposed,
          S^T = K Q^T: then P^T and dS^T are A operands straight from the accumulator, for dV += P^T dO and
          dK += dS^T Q, and nothing but tiles crosses shared memory.
 queries  a block owns queries and runs through the keys; dS is the A operand of dQ += dS K.
+
+Without atomics, so gradients are bit-equal from run to run.  That costs two products more than need be: where this is
+not asked for, the first kernel also adds dS K to a float32 buffer by reductions, and `backward_reduced_sm80` rounds it.
 
 The accumulator of dP starts at -delta, so that dS = P * dP costs one multiplication.  The kernels are in
 `backward_keys_sm80` and `backward_queries_sm80`; here is their configuration and what they share.
@@ -21,6 +23,7 @@ from numbaflash.cuda.tiles import device
 from numbaflash.cuda.unroll import unrolled
 
 PARTS = ("both", "dk", "dv")
+REDUCTIONS = ("", "scalar", "vector")
 
 
 class BackwardConfig(NamedTuple):
@@ -40,6 +43,9 @@ class BackwardConfig(NamedTuple):
         Keep the two operands that the block owns in registers.
     parts : str
         "both" dk and dv, or one of them where registers do not hold two accumulators.
+    reduce : str
+        "" where dq has a kernel of its own; "scalar" or (from sm_90) "vector": blocks of keys add their part of dq by
+        float32 reductions, in any order.
     blocks : int
         Blocks per multiprocessor that the registers must allow.
     copy : str
@@ -58,6 +64,7 @@ class BackwardConfig(NamedTuple):
     step: int = 32
     resident: bool = False
     parts: str = "both"
+    reduce: str = ""
     blocks: int = 1
     copy: str = "async"
     staged: bool = True
@@ -86,8 +93,8 @@ class BackwardConfig(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory."""
-        return self.own_bytes + 2 * self.stage_bytes
+        """Dynamic shared memory; dS^T crosses it where all warps need it for dq."""
+        return self.own_bytes + 2 * self.stage_bytes + (2 * self.block_rows * self.columns if self.reduce else 0)
 
     def check(self) -> "BackwardConfig":
         """Raise ValueError if the parts do not fit together."""
@@ -101,6 +108,7 @@ class BackwardConfig(NamedTuple):
             "columns": self.columns % rounds != 0 or self.columns > self.threads,
             "step": self.step % 16 != 0 or self.columns % self.step != 0,
             "parts": self.parts not in PARTS,
+            "reduce": self.reduce not in REDUCTIONS or (self.reduce != "" and (self.columns != 64 or self.warps != 4)),
             "copy": self.copy not in COPIES,
             "scoring": self.scoring.dropout not in DROPOUTS,
         }

@@ -6,7 +6,9 @@ from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.panels import CHUNK
 from numbaflash.cuda.scores import scoring_of
+from numbaflash.cuda.simt_config import shared_limit
 from numbaflash.problem import Problem
+from numbaflash.segments import Q_LENGTH
 
 WIDTHS = (32, 64, 96, 128, 192, 256)
 """Head dimensions that are compiled; arrays are padded to the next one in shared memory."""
@@ -86,6 +88,15 @@ FORWARD_WORDS = {
 """Forward of float32 inputs."""
 
 
+REDUCING = {"scalar": (32, 64), "vector": (32, 64, 128)}
+"""Widths at which blocks of keys have the registers for dq too."""
+
+
+def capability(arch: str) -> int:
+    """90 for "sm_90a"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 def width_of(dim: int) -> int:
     """The compiled head dimension for a given one.
 
@@ -123,7 +134,7 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
     dtype = problem.q.dtype
     words = dtype == float32 and problem.precision in ("tf32", "tf32x3") and not turing
     if not (words or dtype == float16 or dtype == bfloat16) or (turing and bfloat16 in (dtype, out.dtype)):
-        raise NotImplementedError(f"{dtype} with precision={problem.precision!r} is not available on these tensor cores")
+        raise NotImplementedError(f"{dtype} with precision={problem.precision!r} is not available on tensor cores here")
     kind = problem.precision if words else dtype.name
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     width, value_width = width_of(head_dim), width_of(value_dim)
@@ -154,9 +165,11 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
 
 
 def choose_backward(
-    problem: Problem, dout: np.ndarray, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray
+    problem: Problem, dout: np.ndarray, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, arch: str = "sm_80"
 ) -> "tuple[list[BackwardConfig], BackwardConfig]":
     """The configurations for a problem's gradients: of dk and dv (one or two launches), and of dq.
+
+    Where the first one reduces dq, the last one is not needed.
 
     Raises
     ------
@@ -173,13 +186,20 @@ def choose_backward(
     chunks = all(in_chunks(array) for array in (problem.q, problem.k, problem.v, dout))
     staged = all(in_chunks(array) for array in (dq, dk, dv)) and head_dim % 8 == 0 and value_dim % 8 == 0
 
-    def config(row: tuple, parts: str) -> BackwardConfig:
+    def config(row: tuple, parts: str, reduce: str = "") -> BackwardConfig:
         warps, row_tiles, columns, step, resident, _, blocks = row
         return BackwardConfig(
-            dtype.name, width, value_width, warps, row_tiles, columns, step, resident, parts, blocks,
+            dtype.name, width, value_width, warps, row_tiles, columns, step, resident, parts, reduce, blocks,
             "async" if chunks else "element", staged, scoring,
         ).check()
 
     keys = (BACKWARD_KEYS if plain else BACKWARD_KEYS_GENERAL)[max(width, value_width)]
     queries = (BACKWARD_QUERIES if plain else BACKWARD_QUERIES_GENERAL)[max(width, value_width)]
-    return [config(keys, parts) for parts in keys[5]], config(queries, "both")
+    reduce = ""
+    rows = problem.segments[:, Q_LENGTH]
+    even = len(rows) * rows.max(initial=0) <= 4 * rows.sum()        # the buffer has room for the longest, everywhere
+    if plain and even and not problem.deterministic:
+        way = "vector" if capability(arch) >= 90 else "scalar"
+        if max(width, value_width) in REDUCING[way] and config(keys, "both", way).shared_bytes <= shared_limit(arch):
+            reduce = way
+    return [config(keys, parts, reduce) for parts in keys[5]], config(queries, "both")

@@ -17,8 +17,8 @@ from numba import cuda, float32, int32, int64, uint32
 from numbaflash.cuda import ptx
 from numbaflash.cuda.arguments import CALL, make_call
 from numbaflash.cuda.fragments import (
-    HALVES, lane_words, make_clear, make_load_rows, make_multiply_nn, make_multiply_nn_words, make_multiply_nt, make_pack,
-    make_pack_words, matrix_instructions,
+    HALVES, lane_words, make_clear, make_load_rows, make_multiply_nn, make_multiply_nn_words, make_multiply_nt,
+    make_pack, make_pack_words, matrix_instructions,
 )
 from numbaflash.cuda.panels import (
     CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, tile_bytes,

@@ -77,7 +77,7 @@ _INSTRUCTIONS = {
 
 
 def matrix_instructions(kind: str, turing: bool = False):
-    """``mma(acc, c, a, i, b, j)``, a product of 16 rows x 32 bytes by 8 columns, and ``pack(low, high)`` of 16-bit kinds.
+    """``mma(acc, c, a, i, b, j)``, 16 rows x 32 bytes by 8 columns, and for 16-bit kinds ``pack(low, high)``.
 
     32 bytes are 16 numbers of 16 bits or 8 of 32; a fragment is laid out alike in either case.
     """
@@ -170,6 +170,32 @@ def make_multiply_nn(m_tiles: int, depth: int, width: int, b_height: int, mma):
     return multiply_add
 
 
+def make_multiply_tn(depth: int, width: int, b_height: int, mma):
+    """``multiply_add(acc, a_address, b_address)``: acc += A^T B for 16 columns of A, both of `depth` rows in panels.
+
+    `a_address` is a `lane_across` address turned to the warp's columns, `b_address` a `lane_down` one.
+    """
+
+    def multiply_columns(j, acc, a, b, address):
+        ptx.ldmatrix_x4_trans(b, 0, (address ^ (j % 4 * 32)) + j // 4 * b_height * PANEL_ROW)
+        mma(acc, 2 * j, a, 0, b, 0)
+        mma(acc, 2 * j + 1, a, 0, b, 1)
+
+    def multiply_step(step, acc, a, b, a_address, b_address):
+        ptx.ldmatrix_x4_trans(a, 0, a_address + step * STRIP)
+        columns(acc, a, b, b_address + step * STRIP)
+
+    columns = unrolled(width // 16, multiply_columns)
+    steps = unrolled(depth // 16, multiply_step)
+
+    @device
+    def multiply_add(acc, a_address, b_address):
+        a = cuda.local.array(4, uint32)
+        b = cuda.local.array(4, uint32)
+        steps(acc, a, b, a_address, b_address)
+    return multiply_add
+
+
 def make_pack(m_tiles: int, n_tiles: int, pack):
     """``pack_fragments(acc, a)``: a result as the A operand of the next product."""
 
@@ -223,7 +249,7 @@ def make_multiply_nn_words(m_tiles: int, depth: int, width: int, b_height: int, 
 
 
 def make_pack_words(m_tiles: int, n_tiles: int):
-    """As `make_pack`: fragment ``step * m_tiles + i`` is column tile `step`, its columns in `make_multiply_nn_words`' order."""
+    """As `make_pack`: fragment ``step * m_tiles + i`` is column tile `step`, in the order of `make_multiply_nn_words`."""
 
     def pack_one(n, acc, a):
         fragment, e = n // 4, n % 4

@@ -1,9 +1,9 @@
 """Tiles in shared memory, and how rows of global memory get there.
 
-A tile is cut into panels of 64 columns (a number of 32 bits counts as two): a row of a panel is 128 bytes, once around the 32 banks.  Panel p of a tile
-of `height` rows starts ``p * height * 128`` bytes into it, and the 16-byte chunk c of row r lies at chunk
-``c ^ (r & 7)``, so that eight rows of one chunk (an ldmatrix) and eight chunks of one row (a copy) both touch every
-bank once.
+A tile is cut into panels of 64 columns (a number of 32 bits counts as two): a row of a panel is 128 bytes, once
+around the 32 banks.  Panel p of a tile of `height` rows starts ``p * height * 128`` bytes into it, and the 16-byte
+chunk c of row r lies at chunk ``c ^ (r & 7)``, so that eight rows of one chunk (an ldmatrix) and eight chunks of one
+row (a copy) both touch every bank once.
 
 Head dimensions are padded here, in shared memory, and nowhere else: rows and columns that do not exist become zeros,
 never a number read from memory.
@@ -88,8 +88,8 @@ def make_load(height: int, width: int, threads: int, copy: str):
             exists = lo <= row + i * ROWS and row + i * ROWS < hi
             for p in range(PANELS):
                 present = int32(columns - PANEL_COLUMNS * p - 8 * chunk) if exists else int32(0)
-                copy_chunk(target + (i * ROWS * PANEL_ROW + p * PANEL), address + (CHUNKS * PER_CHUNK * p) * column_stride,
-                           column_stride, present)
+                copy_chunk(target + (i * ROWS * PANEL_ROW + p * PANEL),
+                           address + (CHUNKS * PER_CHUNK * p) * column_stride, column_stride, present)
             address += ROWS * row_stride
     return load
 

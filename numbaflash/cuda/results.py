@@ -23,28 +23,36 @@ def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, 
     pairs, staged = staged and dtype == "float32", staged and dtype != "float32"
     _, pack = matrix_instructions(dtype if staged else "float16", turing)
 
-    def write_pair(j, acc, factor, r, tile, own, exists, address, column_stride, columns):
+    def stage_pair(j, acc, factor, r, tile, own, exists, address, column_stride, columns):
         x = 4 * ((r // 2) * N_TILES + j) + 2 * (r % 2)
-        quad = ptx.thread_index() & 3
-        if staged:
-            ptx.st_shared_b32(tile + chunk_place(own, j, height) + 4 * quad, pack(acc[x] * factor, acc[x + 1] * factor))
-        elif pairs:
-            if exists and 8 * j + 2 * quad < columns:
-                pair = cuda.local.array(2, float32)
-                pair[0], pair[1] = acc[x] * factor, acc[x + 1] * factor
-                ptx.st_global_v2_f32(address + int64(8 * j + 2 * quad) * 4, pair, 0)
-        elif exists:
-            c = 8 * j + 2 * quad
-            if c < columns:
-                store_float(address + int64(c) * column_stride, acc[x] * factor)
-            if c + 1 < columns:
-                store_float(address + int64(c + 1) * column_stride, acc[x + 1] * factor)
+        ptx.st_shared_b32(tile + chunk_place(own, j, height) + 4 * (ptx.thread_index() & 3),
+                          pack(acc[x] * factor, acc[x + 1] * factor))
+
+    def write_pair(j, acc, factor, r, tile, own, exists, address, column_stride, columns):
+        x, at = 4 * ((r // 2) * N_TILES + j) + 2 * (r % 2), 8 * j + 2 * (ptx.thread_index() & 3)
+        if exists and at < columns:
+            pair = cuda.local.array(2, float32)
+            pair[0], pair[1] = acc[x] * factor, acc[x + 1] * factor
+            ptx.st_global_v2_f32(address + int64(at) * 4, pair, 0)
+
+    def write_number(n, acc, factor, r, tile, own, exists, address, column_stride, columns):
+        at = 8 * (n // 2) + 2 * (ptx.thread_index() & 3) + n % 2
+        if exists and at < columns:
+            store_float(address + int64(at) * column_stride,
+                        acc[4 * ((r // 2) * N_TILES + n // 2) + 2 * (r % 2) + n % 2] * factor)
 
     def write_row(r, acc, factors, tile, own, target, row_stride, column_stride, count, columns):
-        at = own + 8 * r
-        write_pairs(acc, factors[r], r, tile, at, at < count, target + int64(at) * row_stride, column_stride, columns)
+        row = own + 8 * r
+        address = target + int64(row) * row_stride
+        write_columns(acc, factors[r], r, tile, row, row < count, address, column_stride, columns)
 
-    write_pairs, write_rows = unrolled(N_TILES, write_pair), unrolled(2 * m_tiles, write_row)
+    if staged:
+        write_columns = unrolled(N_TILES, stage_pair)
+    elif pairs:
+        write_columns = unrolled(N_TILES, write_pair)
+    else:
+        write_columns = unrolled(2 * N_TILES, write_number)
+    write_rows = unrolled(2 * m_tiles, write_row)
 
     @device
     def write(acc, factors, tile, own, target, row_stride, column_stride, count, columns):
