@@ -2,14 +2,15 @@
 
     python examples/kernel_ladder.py            no GPU needed; --quick for a shorter run, --tokens N
 
-Every kernel runs in the emulator, which executes the PTX that numba.cuda makes, checks each access, and counts.
-Its result is held to dense attention in float64. Where a GPU is present, each is timed there too.
+Every kernel runs in the emulator, which executes the PTX that numba.cuda makes, checks each access, and
+counts. Its result is held to dense attention in float64. Where a GPU is present, each is timed there too.
 
 The kernels are in numbaflash/bench/ladder.py, and our own in numbaflash/cuda/.
 """
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from math import sqrt
@@ -72,9 +73,7 @@ def climb(tokens: int, head_dim: int) -> bool:
     """Run all rungs in the emulator; True if each is as right, or as wrong, as it should be."""
     q, k, v = random_inputs(tokens, head_dim)
     truth = exact(q, k, v)
-    print(
-        f"N = {tokens} tokens, D = {head_dim}, float32, one head; counted in the emulator. KB are 1000 bytes.\n"
-    )
+    print(f"N = {tokens} tokens, D = {head_dim}, float32, one head; in the emulator. KB are 1000 bytes.\n")
     print(
         "                            asked for    sectors   distinct     flops   flops per byte      largest"
     )
@@ -98,13 +97,12 @@ def climb(tokens: int, head_dim: int) -> bool:
             verdict += ", unexpectedly"
         elif not right:
             verdict += ", as shown below"
-        print(
-            f"{rung.name:26}{asked / 1e3:11,.0f}{report.l2_bytes / 1e3:11,.0f}{report.dram_bytes / 1e3:11,.0f}"
-            f"{flops / 1e6:10.1f}{flops / asked:8.2f}{flops / report.dram_bytes:10.1f}{error:12.1e}  {verdict}"
-        )
+        sizes = "".join(f"{size / 1e3:11,.0f}" for size in (asked, report.l2_bytes, report.dram_bytes))
+        intensity = f"{flops / asked:8.2f}{flops / report.dram_bytes:10.1f}"
+        print(f"{rung.name:26}{sizes}{flops / 1e6:10.1f}{intensity}{error:12.1e}  {verdict}")
     print(
-        "\nasked for: what threads read and write; sectors: the same in whole 32-byte sectors, warp by warp, without\n"
-        "any cache; distinct: every sector once per kernel, the least that device memory must move.\n"
+        "\nasked for: what threads read and write; sectors: the same in whole 32-byte sectors, warp by\n"
+        "warp, no cache; distinct: every sector once per kernel, the least that device memory must move.\n"
     )
     for rung in RUNGS:
         print(f"  {rung.name:26}{rung.story}")
@@ -120,12 +118,20 @@ def explain(q: np.ndarray, k: np.ndarray, truth: np.ndarray, wrong: np.ndarray) 
     tops = np.maximum.accumulate([block.max() for block in blocks])
     rise = tops[-1] - tops[0]
     untouched = np.abs(wrong - truth).max(axis=1) <= TOLERANCE
-    print(f"""
-Why it is wrong: weights are exp(s - m), where m is the largest score so far. In row {row} m is {tops[0]:.2f} after the
-first {ladder.KEYS} keys and {tops[-1]:.2f} at the end, so what the first keys added counts exp({rise:.2f}) = {np.exp(rise):.1f} times too much.
-Multiplying the sums by exp(m_old - m_new) whenever m grows puts that right. {int(untouched.sum())} of {len(truth)} rows come out right
-without it, those whose largest score is among the first {ladder.KEYS} keys: a test on few keys, or on scores that are
-nearly equal, does not notice.""")
+    print("\nWhy it is wrong")
+    print(
+        textwrap.fill(
+            f"Weights are exp(s - m), where m is the largest score so far. In row {row} m is {tops[0]:.2f} "
+            f"after the first {ladder.KEYS} keys and {tops[-1]:.2f} at the end, so what the first keys "
+            f"added counts exp({rise:.2f}) = {np.exp(rise):.1f} times too much. Multiplying the sums by "
+            f"exp(m_old - m_new) whenever m grows puts that right. {int(untouched.sum())} of {len(truth)} "
+            f"rows come out right without it, those whose largest score is among the first {ladder.KEYS} "
+            "keys: a test on few keys, or on scores that are nearly equal, does not notice.",
+            104,
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
+    )
 
 
 def best_time(call: Callable[[], None], rounds: int = 20) -> float:
@@ -147,10 +153,8 @@ def race(tokens: int, head_dim: int) -> bool:
     truth = exact(*arrays)
     q, k, v = map(cuda.to_device, arrays)
     good = True
-    print(
-        f"\nOn this GPU ({cuda.get_current_device().name.decode()}), N = {tokens}; published for one row per block on an "
-        "RTX 3060 Ti: 8.7 ms at 2048, error 4.12e-7"
-    )
+    print(f"\nOn this GPU ({cuda.get_current_device().name.decode()}), N = {tokens}. One row per block, as")
+    print("published, on an RTX 3060 Ti: 8.7 ms at N = 2048, error 4.12e-7.")
     for rung in RUNGS:
         out = cuda.device_array_like(q)
         if rung.make is RUNGS[-1].make:

@@ -1,4 +1,4 @@
-"""Bytes that attention kernels move: counted in the emulator, equal to the formulas, and what follows from them."""
+"""Bytes that attention kernels move: counted in the emulator, equal to the formulas, and what follows."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,8 @@
 """Attention by numba.cuda kernels, from three textbook kernels to FlashAttention, for one head in float32.
 
-Each rung is a list of launches that a GPU or the emulator runs: `standard` and `standard_backward` write the N x N
-matrices S and P to memory, `one_row` has a block for each query row and an online softmax, and `tiled` and
-`tiled_backward` are this package's own kernels.
+Each rung is a list of launches that a GPU or the emulator runs: `standard` and `standard_backward` write
+the N x N matrices S and P to memory, `one_row` has a block for each query row and an online softmax, and
+`tiled` and `tiled_backward` are this package's own kernels.
 """
 
 from collections.abc import Callable
@@ -45,15 +45,15 @@ class Step(NamedTuple):
     arguments: tuple
 
 
-# --- standard attention ---------------------------------------------------------------------------------------
+# --- standard attention -----------------------------------------------------------------------------------
 
 
 @cache
 def make_product(a_turned: bool = False, b_turned: bool = False) -> Callable:
-    """``product(a, b, factor, c)``: c = factor * A @ B by tiles in shared memory; turned: the array holds A^T or B^T.
+    """``product(a, b, factor, c)``: c = factor * A @ B by tiles; turned: the array holds A^T or B^T.
 
-    The multiplication of the CUDA programming guide: each number of A is read once per tile of columns of C, and
-    neighbouring threads read and write neighbouring numbers whichever way the array lies.
+    The multiplication of the CUDA programming guide: each number of A is read once per tile of columns of C,
+    and neighbouring threads read and write neighbouring numbers whichever way the array lies.
     """
 
     @cuda.jit
@@ -90,7 +90,7 @@ def make_product(a_turned: bool = False, b_turned: bool = False) -> Callable:
 
 @cuda.jit
 def softmax_rows(s, p):
-    """A block for each row: its maximum, its sum, and then the weights; three reads of S and one write of P."""
+    """A block for each row: its maximum, its sum, the weights; three reads of S and one write of P."""
     part = cuda.shared.array(ROW_THREADS, float32)
     row, thread = cuda.blockIdx.x, cuda.threadIdx.x
     top = float32(NONE)
@@ -164,7 +164,7 @@ def standard_backward(q, k, v, dout, p, dq, dk, dv, empty: Callable = np.empty) 
     ]
 
 
-# --- one row per block ----------------------------------------------------------------------------------------
+# --- one row per block ------------------------------------------------------------------------------------
 
 
 @cache
@@ -172,8 +172,8 @@ def make_one_row(head_dim: int, rescale: bool = True) -> Callable:
     """``one_row(q, k, v, scale, out)``: a block owns a query row and takes `KEYS` keys at a time.
 
     ``rescale=False`` leaves out the factor exp(m_old - m_new) that turns what was summed relative to the old
-    maximum into what is relative to the new one.  Many texts print the kernel so; it is wrong as soon as a later
-    block of keys holds a larger score.
+    maximum into what is relative to the new one.  Many texts print the kernel so; it is wrong as soon as a
+    later block of keys holds a larger score.
     """
     columns = -(-head_dim // KEYS)
 
@@ -231,7 +231,7 @@ def one_row(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, rescal
     return [Step(make_one_row(q.shape[1], rescale), (q.shape[0],), (KEYS,), (q, k, v, scale, out))]
 
 
-# --- our kernels ----------------------------------------------------------------------------------------------
+# --- our kernels ------------------------------------------------------------------------------------------
 
 
 def _problem(q, k, v) -> Problem:

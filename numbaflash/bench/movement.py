@@ -1,8 +1,9 @@
-"""Bytes of global memory that the kernels of `ladder` move, as formulas; float32, one head, N queries and keys.
+"""Bytes of global memory that the kernels of `ladder` move, as formulas; float32, one head, N rows and keys.
 
 Three counts: ``loads`` and ``stores`` are what threads ask for, which is what passes between memory and the
-multiprocessors where nothing is cached; ``distinct`` counts each 32-byte sector once per kernel, the least that
-device memory must move, as if caches were large enough.  `bench.traffic` holds all three to the emulator's counters.
+multiprocessors where nothing is cached; ``distinct`` counts each 32-byte sector once per kernel, the least
+that device memory must move, as if caches were large enough.  `bench.traffic` holds all three to the
+emulator's counters.
 """
 
 from collections.abc import Iterable
@@ -67,7 +68,7 @@ def _sum(parts: Iterable[Moved]) -> Moved:
 
 
 def product(rows: int, inner: int, columns: int) -> Moved:
-    """A (rows x inner) by B (inner x columns): A once for each tile of columns, B once for each tile of rows."""
+    """A (rows x inner) by B (inner x columns): A once per tile of columns, B once per tile of rows."""
     a, b, c = (FLOAT * one for one in (rows * inner, inner * columns, rows * columns))
     return Moved(a * _tiles(columns) + b * _tiles(rows), c, a + b + c)
 
@@ -105,7 +106,7 @@ def tiled(n: int, d: int, tiles: tuple[int, int, int] | None = None) -> Moved:
 
 
 def tiled_backward(n: int, d: int) -> Moved:
-    """delta; dk and dv, where q and dout stream past blocks of keys; dq, where k and v stream past queries."""
+    """delta; dk and dv, where q and dout stream past keys; dq, where k and v stream past queries."""
     queries, keys = chosen_tiles(d, QUERIES), chosen_tiles(d, KEYS)
     rows, _, threads = shape_of(queries)
     operands, numbers = 2 * FLOAT * n * d, FLOAT * n

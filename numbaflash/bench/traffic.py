@@ -1,10 +1,12 @@
 """``bench.py traffic``: bytes that attention kernels move, counted, beside formulas and what texts claim.
 
-Standard attention, one query row per block, and this package's tiled kernels run in the emulator, which counts every
-byte; where a formula is exact the two must be equal. Larger N follow by the formulas so verified. No GPU needed.
+Standard attention, one query row per block, and this package's tiled kernels run in the emulator, which
+counts every byte; where a formula is exact the two must be equal. Larger N follow by the formulas so
+verified. No GPU needed.
 """
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,8 +24,7 @@ CHECKED = 256
 """Up to so many tokens the emulator checks every access while it counts."""
 HEADLINE, FAR, HEAD_DIM = 1024, 4096, 64
 FEWEST_TIMES, STORE_EXCESS = 16, 1.05
-STREAMED = (132, 84, 38)
-"""Multiprocessors of an H100, an RTX 3090 Ti and an RTX 3060 Ti."""
+MULTIPROCESSORS = {"RTX 3060 Ti": 38, "A100": 108, "H100": 132}
 COLUMNS = (
     report.Column("kernel", "kernel", -10),
     report.Column("pass", "pass", -9),
@@ -85,10 +86,13 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         require_numba_cuda()
     except ImportError as error:
         raise report.UsageError(str(error)) from None
-    print(
-        "float32, one head. loads, stores: bytes that threads ask for; in sectors: loads and stores in whole 32-byte\n"
-        "sectors, warp by warp, no cache; distinct: every sector once per kernel, the least device memory must move.\n"
+    say(
+        "float32, one head. loads, stores: bytes that threads ask for; in sectors: loads and stores in "
+        "whole 32-byte sectors, warp by warp, no cache; distinct: every sector once per kernel, the least "
+        "that device memory must move.",
+        indent=0,
     )
+    print()
     table = report.Table(COLUMNS)
     table.head()
     rows = []
@@ -169,7 +173,12 @@ def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return q @ k.T / np.float32(np.sqrt(q.shape[1]))
 
 
-# --- answers --------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def say(text: str, indent: int = 3) -> None:
+    """Print a paragraph."""
+    print(textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * indent))
 
 
 def headline(rows: list[dict[str, Any]]) -> bool:
@@ -177,9 +186,8 @@ def headline(rows: list[dict[str, Any]]) -> bool:
     from . import movement
 
     def line(label: str, n: int, ours: Any, theirs: Any, sectors: str) -> None:
-        print(
-            f"  N = {n}, {label}: {theirs / 1e6:7.1f} MB against {ours / 1e6:5.2f} MB, {theirs / ours:5.1f}x fewer{sectors}"
-        )
+        sizes = f"{theirs / 1e6:7.1f} MB against {ours / 1e6:5.2f} MB, {theirs / ours:5.1f}x fewer"
+        print(f"  N = {n}, {label}: {sizes}{sectors}")
 
     print(f"\nFlash (tiled) against standard attention, forward, D = {HEAD_DIM}: distinct sectors")
     counted = {
@@ -247,15 +255,16 @@ def complexity(rows: list[dict[str, Any]]) -> bool:
         constants.append(streamed * m / (n * d) ** 2)
         print(f"   {block_q:7d}{m:23,d}{streamed:22,d}{constants[-1]:23.1f}")
     good = len(set(constants)) <= 1
-    print(
-        f"   Holds, with M the memory that holds the tile of Q and no cache behind it: K and V are read N / block_q times,\n"
-        f"   {constants[0] if constants else 32:.0f} N^2 D^2 / M bytes in float32, whatever the tile. On a GPU that is traffic between L2 and the\n"
-        f"   multiprocessors. Device memory sees less: while K and V fit into L2 (8 N D bytes: 0.5 MB at N = 1024, 33 MB at\n"
-        f"   65536, D = 64) it moves the distinct bytes, 16 N D + 4 N, which are linear in N. For standard attention\n"
-        f"   O(N D + N^2) is likewise the distinct count (16 N^2 + 16 N D here); without a cache its products by tiles of\n"
-        f"   {movement.TILE} move O(N^2 D / {movement.TILE}) more, and one row per block, 8 N^2 D bytes, moves more than standard attention:\n"
-        f"   an online softmax alone saves nothing; sharing tiles of K and V does. Where block_q < D / 2 the claimed order is\n"
-        f"   no gain: 8 N^2 D / block_q then exceeds the 16 N^2 of S and P."
+    say(
+        "Holds, with M the memory that holds the tile of Q, and no cache behind it: K and V are read N / "
+        f"block_q times, {constants[0] if constants else 32:.0f} N^2 D^2 / M bytes in float32, whatever "
+        "the tile. On a GPU that is traffic between L2 and the multiprocessors. Device memory sees less: "
+        "while K and V fit into L2 (8 N D bytes: 0.5 MB at N = 1024, 34 MB at 65536, D = 64) it moves the "
+        "distinct bytes, 16 N D + 4 N, linear in N. For standard attention O(N D + N^2) is likewise the "
+        f"distinct count, 16 N^2 + 16 N D; without a cache its products by tiles of {movement.TILE} add "
+        f"{16 / movement.TILE:g} N^2 D. One row per block asks for 8 N^2 D bytes, more than standard "
+        "attention: an online softmax alone saves nothing, sharing tiles of K and V does. Where block_q < "
+        "D / 2 the claimed order is no gain either: 8 N^2 D / block_q then exceeds the 16 N^2 of S and P."
     )
     return good
 
@@ -270,18 +279,20 @@ def percentage(rows: list[dict[str, Any]]) -> bool:
         movement.standard_backward(FAR, HEAD_DIM),
     )
     matrices = 4 * movement.score_matrix(FAR)
-    print(
-        f"   forward, distinct sectors            {1 - ours.distinct / theirs.distinct:7.1%} fewer\n"
-        f"   forward, asked for (no cache)        {1 - ours.total / theirs.total:7.1%} fewer (block_q = 64, products by {movement.TILE})\n"
-        f"   forward, asked for, against S and P alone, 16 N^2 bytes {1 - ours.total / matrices:7.1%}\n"
-        f"   backward, distinct sectors           {1 - backward.distinct / standard_backward.distinct:7.1%} fewer\n"
-        f"   backward, asked for (no cache)       {1 - backward.total / standard_backward.total:7.1%} fewer"
-    )
+    savings = {
+        "forward, distinct sectors": (ours.distinct, theirs.distinct),
+        f"forward, asked for (block_q = 64, products by {movement.TILE})": (ours.total, theirs.total),
+        "forward, asked for, against S and P alone (16 N^2)": (ours.total, matrices),
+        "backward, distinct sectors": (backward.distinct, standard_backward.distinct),
+        "backward, asked for": (backward.total, standard_backward.total),
+    }
+    for label, (few, many) in savings.items():
+        print(f"   {label:52}{1 - few / many:7.1%} fewer")
     needed = 2 * movement.FLOAT * FAR * FAR * HEAD_DIM / (0.13 * matrices)
-    print(
-        f"   No single number: it depends on what is counted and on the tile. Of what device memory must move the saving is\n"
-        f"   larger than claimed and grows with N; without a cache it does not depend on N once N is large. Exactly 87% of\n"
-        f"   the 16 N^2 bytes, without a cache, takes block_q = {needed:.0f} at D = 64."
+    say(
+        "No single number: it depends on what is counted and on the tile. Of what device memory must move "
+        "the saving is larger than claimed, and grows with N; without a cache it hardly depends on N. 87% "
+        f"of the 16 N^2 bytes, without a cache, takes block_q = {needed:.0f} at D = 64."
     )
     return True
 
@@ -291,10 +302,11 @@ def matrix(rows: list[dict[str, Any]]) -> bool:
     from . import movement
 
     sizes = {n: movement.score_matrix(n) for n in (2048, 8192)}
-    print(
-        "".join(f"   N = {n}: {size:,d} bytes = {size / 1e6:.1f} MB\n" for n, size in sizes.items())
-        + "   Holds, per head, in float32, with MB of 10^6 bytes, for one matrix; standard attention that keeps S and P has\n"
-        "   two, and its gradients two more. Tiled: 4 N bytes of lse."
+    for n, size in sizes.items():
+        print(f"   N = {n}: {size:,d} bytes = {size / 1e6:.1f} MB")
+    say(
+        "Holds: per head, in float32, with MB of 10^6 bytes, for one matrix. Standard attention that "
+        "keeps S and P has two, and its gradients two more. Tiled: 4 N bytes of lse."
     )
     return [round(size / 1e6, 1) for size in sizes.values()] == [16.8, 268.4]
 
@@ -312,18 +324,16 @@ def block_sizes(rows: list[dict[str, Any]]) -> bool:
             for n in (256, 1024, 4096, 16384)
         )
         print(f"   {rows_of_block:7d} " + "".join(f"{cell:>20}" for cell in cells))
-    print(
-        "   Bytes halve as block_q doubles, for every N alike: N decides only how many blocks there are to fill the GPU, heads\n"
-        "   x batch x N / block_q. So: the largest block_q that registers hold and that still gives each multiprocessor a\n"
-        "   block or more.  heads x batch from which block_q = 64 fills a GPU of "
-        + ", ".join(
-            f"{sm} multiprocessors: {', '.join(f'{-(-sm // (n // 64))} at N = {n}' for n in (256, 1024, 4096))}"
-            for sm in STREAMED[:1]
-        )
-        + ".\n"
-        "   Below that, smaller tiles keep more multiprocessors busy at the price of more bytes. This package takes 64 rows\n"
-        "   at D = 64, where 255 registers hold scores and result."
+    say(
+        "Bytes halve as block_q doubles, for every N alike; N only decides how many blocks there are to "
+        "fill a GPU: heads x batch x N / block_q. So the best block_q is the largest that registers hold "
+        "and that still gives each multiprocessor a block; where it does not, smaller tiles keep more of "
+        "them busy for more bytes. This package takes 64 rows at D = 64, where 255 registers hold scores "
+        "and result. Heads x batch that then fill a GPU:"
     )
+    for name, count in MULTIPROCESSORS.items():
+        needed = ", ".join(f"{-(-count * 64 // n)} at N = {n}" for n in (256, 1024, 4096))
+        print(f"   {name + f' ({count} multiprocessors)':32}{needed}")
     return True
 
 

@@ -1,7 +1,7 @@
-"""Every kernel that calls can need, by name: what compile gates go through, and what a bundle of cubins holds.
+"""Every kind of kernel that calls need, by name: what compile gates go through.
 
-A variant is a small call.  The planners choose its kernels, exactly as they do for a user's call, so that there is
-no second list of tile sizes to fall behind.
+A variant is a small call.  The planners choose its kernels, exactly as they do for a user's call, so that
+there is no second list of tile sizes to fall behind.
 
 >>> next(name for name in VARIANTS if "tf32" in name)
 'tensor-forward-tf32-d32-plain'
@@ -27,7 +27,7 @@ ROWS, HEADS = 32, 2
 PLANNERS = {"simt": simt_plan, "tensor": plan_sm80}
 DIRECTIONS = ("forward", "backward")
 STYLES = ("plain", "everything", "strided")
-"""No options on aligned arrays; every option at once; every option on arrays that no 16-byte access can read."""
+"""No options, aligned; every option at once; every option on arrays that no 16-byte access can read."""
 FULL = ("sm_80", "sm_90a")
 """Architectures for which everything is compiled; the others take the sample."""
 SAMPLED = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a")
