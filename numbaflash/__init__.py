@@ -8,15 +8,20 @@
 from .api import attention, attention_backward, attention_varlen, attention_vjp
 from .merge import merge_states
 from .options import Gradients, Options
+from .tuning import CPUConfig, autotune
+from .warmup import warmup
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CPUConfig",
     "Gradients",
     "Options",
     "attention",
     "attention_backward",
     "attention_varlen",
     "attention_vjp",
+    "autotune",
     "merge_states",
+    "warmup",
 ]

@@ -89,7 +89,7 @@ def attention(
         Probability of dropping a pair after the softmax, 0 <= p < 1; kept pairs are scaled by ``1 / (1 - p)``.
     seed : int, optional
         Needed by dropout: the pattern is a pure function of (seed, sequence, head, i, j).
-    score_mod, mask_mod, mod_args, score_mod_grad, mod_args_grad, block_mask, q_descale, k_descale, v_descale, config
+    score_mod, mask_mod, mod_args, score_mod_grad, mod_args_grad, block_mask, q_descale, k_descale, v_descale
         Not available in this version.
     layout : {"BHND", "BNHD"}
         "BNHD" swaps the head and the row axis of q, k, v and out. mask, bias, sinks and lse stay head-major.
@@ -107,6 +107,9 @@ def attention(
         Check values that lie on a device; host values are always checked.
     backend : {"auto", "cpu", "cuda", "emulator"}
         "auto" takes what is there; a named backend never falls back.
+    config : CPUConfig, optional
+        Tile sizes of the CPU backend. By default those that :func:`autotune` kept for such calls on this machine,
+        else from a model of the caches.
     stream : optional
         For device arrays only.
 

@@ -1,6 +1,8 @@
 """Foreign arrays: adopt them as NumPy views without importing their library, give back the caller's kind."""
 
+import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,9 +40,33 @@ class Operand(NamedTuple):
     array: Any
 
 
+def _address_by_interface(array: Any) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _address_by_structure(array: Any) -> int:
+    """The first field behind the object header of a ``PyArrayObject``: NumPy's ABI, and a fifth of the time."""
+    if type(array) is np.ndarray:
+        return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+    return array.__array_interface__["data"][0]
+
+
+def _fastest_address() -> Callable[[Any], int]:
+    """Read the structure only where it is known to lie as expected, and arrays of all kinds say so."""
+    usual = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+    samples = [np.empty(5), np.empty((3, 4), np.float16)[1:, ::-2], np.empty((0, 7)), np.empty(9, bfloat16)[::3]]
+    if usual and all(_address_by_structure(array) == _address_by_interface(array) for array in samples):
+        return _address_by_structure
+    return _address_by_interface
+
+
+address = _fastest_address()
+"""``address(array)``: where element (0, ..., 0) of a NumPy array or device view lies."""
+
+
 def operand(array: np.ndarray) -> Operand:
     """Describe a NumPy array or device view without copying it."""
-    return Operand(array.__array_interface__["data"][0], array.shape, array.strides, array.dtype, array)
+    return Operand(address(array), array.shape, array.strides, array.dtype, array)
 
 
 class NumPy:

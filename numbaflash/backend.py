@@ -45,15 +45,24 @@ def choose(name: str, problem: Problem) -> ModuleType:
         A backend that cannot reach the arrays.
     RuntimeError
         ``backend="cuda"`` without a usable GPU.
+    NotImplementedError
+        A config for a backend that takes none.
     """
     _one_of("backend", name, BACKENDS)
     on_device = problem.home.device is not None
     if name == "auto":
-        name = "cuda" if on_device or gpu_is_usable() else "cpu"
+        name = "cuda" if on_device or (problem.config is None and gpu_is_usable()) else "cpu"
     elif on_device and name != "cuda":
         raise ValueError(f"backend={name!r} works in host memory; q lies on GPU {problem.home.device}")
+    if problem.config is not None and name != "cpu":
+        raise NotImplementedError(f"config is for the CPU backend; backend={name!r} takes none")
     if name == "cuda":
         _require_gpu()
+    return _module(name)
+
+
+@cache
+def _module(name: str) -> ModuleType:
     return import_module(MODULES[name])
 
 

@@ -11,6 +11,7 @@ from . import segments as seg
 from .arrays import FLOAT8, FLOATING, Home, Operand, adopt, bfloat16, float32, float64, home_of, host_values, operand
 from .options import Options
 from .score import Score
+from .tuning import CPUConfig
 from .visibility import UNBOUNDED, Band, make_band
 
 LAYOUTS = ("BHND", "BNHD")
@@ -73,6 +74,8 @@ class Problem(NamedTuple):
         The caller's layout.
     home : Home
         Where the arrays live.
+    config : CPUConfig or None
+        Tile sizes that the caller asks for.
     """
 
     q: Operand
@@ -94,6 +97,7 @@ class Problem(NamedTuple):
     ndim: int
     layout: str
     home: Home
+    config: CPUConfig | None = None
 
     @property
     def compute_dtype(self) -> np.dtype:
@@ -175,7 +179,8 @@ def make_problem(
         dropout=_dropout(options.dropout_p, options.seed),
         out_dtype=out_dtype, head_origin=0, deterministic=_boolean("deterministic", options.deterministic),
         precision=precision, varlen=varlen,
-        padded=varlen or options.q_lengths is not None or options.kv_lengths is not None, ndim=ndim, layout=layout, home=home,
+        padded=varlen or options.q_lengths is not None or options.kv_lengths is not None, ndim=ndim,
+        layout=layout, home=home, config=_config(options.config),
     )
 
 
@@ -197,7 +202,7 @@ def head_major(name: str, array: np.ndarray, layout: str, ndim: int) -> np.ndarr
 
 _UNFINISHED = {
     "score_mod": None, "mask_mod": None, "score_mod_grad": None, "mod_args": (), "mod_args_grad": False,
-    "block_mask": None, "q_descale": None, "k_descale": None, "v_descale": None, "config": None,
+    "block_mask": None, "q_descale": None, "k_descale": None, "v_descale": None,
 }
 """Documented options that this version lacks, and the value that asks for nothing."""
 
@@ -268,6 +273,12 @@ def _out_dtype(out_dtype: Any, default: np.dtype) -> np.dtype:
     if dtype is None or dtype not in FLOATING:
         raise TypeError(f"out_dtype must be float16, bfloat16, float32 or float64, not {out_dtype!r}")
     return dtype
+
+
+def _config(config: Any) -> CPUConfig | None:
+    if config is not None and type(config) is not CPUConfig:
+        raise TypeError(f"config must be a CPUConfig or None, not {type(config).__qualname__}")
+    return config
 
 
 def _packed(q: np.ndarray, k: np.ndarray, v: np.ndarray, layout: str) -> tuple[np.ndarray, ...]:

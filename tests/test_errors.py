@@ -160,7 +160,7 @@ WRONG_CALLS = [
     ("q_descale", NotImplementedError, "q_descale", dict(q_descale=1.0)),
     ("k_descale", NotImplementedError, "k_descale", dict(k_descale=1.0)),
     ("v_descale", NotImplementedError, "v_descale", dict(v_descale=1.0)),
-    ("config", NotImplementedError, "config", dict(config={})),
+    ("config", TypeError, "config", dict(config={})),
 ]
 WRONG_CALLS += [
     (

@@ -48,13 +48,16 @@ def test_importing_loads_no_other_array_library_and_no_gpu_driver():
 
 def test_the_public_names_are_few_and_documented():
     assert sorted(numbaflash.__all__) == [
+        "CPUConfig",
         "Gradients",
         "Options",
         "attention",
         "attention_backward",
         "attention_varlen",
         "attention_vjp",
+        "autotune",
         "merge_states",
+        "warmup",
     ]
     for name in numbaflash.__all__:
         assert len(getattr(numbaflash, name).__doc__) > 100, name

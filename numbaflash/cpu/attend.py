@@ -192,7 +192,8 @@ def attend_block(static, call, scratch, job):
             gemm_rescale(static, multiply, size, multiply_stride, scores, width, output, width, call.value_dim, count,
                          state + ALPHA * width)
             if dirty:
-                add_nonfinite_values(static, call, scratch, panel, scores, output, tile_values, v_stride, begin, count)
+                add_nonfinite_values(static, call, scratch, panel, scores, output, width, size, tile_values, v_stride,
+                                     begin, count, 0, call.value_dim)
 
     for panel in range(panels):
         finish_panel(static, call, scratch, panel)

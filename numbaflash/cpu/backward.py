@@ -1,5 +1,6 @@
 """The CPU backward pass: from a Problem to gradients, through :mod:`differentiate`."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,13 +10,14 @@ from ..arrays import float64
 from ..dropout import threshold
 from ..problem import Problem
 from ..segments import K_LENGTH, Q_LENGTH, Q_OFFSET
+from ..tuning import DEFAULT, CPUConfig, config_of
 from . import differentiate
 from .compile import Static
 from .config import machine
 from .gradient_call import make_gradient_call
 from .simd import LOG2_E
 from .storage import CODES
-from .threads import run
+from .threads import get_num_threads, run
 
 MAX_BLOCK = 96
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
@@ -93,7 +95,8 @@ def backward(
     statics = kernel_statics(problem)
     static = statics.kernel
     max_q, max_k = (int(segments[:, column].max(initial=0)) for column in (Q_LENGTH, K_LENGTH))
-    block_q, block_k = block_sizes(static, head_dim, value_dim, max_q, max_k)
+    config = config_of("backward", problem, get_num_threads())
+    block_q, block_k = block_sizes(static, head_dim, value_dim, max_q, max_k, config)
     tables = make_tables(segments, static["rows"], block_q, block_k)
     row_count, tile_count = int(tables.rows[-1]), int(tables.tiles[-1])
     bias = bias_sums(problem, row_count, max_k)
@@ -143,9 +146,7 @@ def backward(
                 keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
             ),
         )
-        entry = differentiate.kernel.specialise(
-            (*differentiate.ARGUMENTS, statics.wide, statics.narrow), static
-        )
+        entry = specialise(statics)
         inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
         keep = (*inputs, *outputs, tables, blocks, turns, statistics, sums)
         flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
@@ -153,15 +154,23 @@ def backward(
     return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
 
 
+def specialise(statics: Statics) -> Callable:
+    """The kernel's entry point, compiled or loaded on first use."""
+    return differentiate.kernel.specialise(
+        (*differentiate.ARGUMENTS, statics.wide, statics.narrow), statics.kernel
+    )
+
+
 def kernel_statics(problem: Problem) -> Statics:
     """The constants of the kernel that a call needs."""
     score = problem.score
     general = not score.is_empty or problem.mask is not None or problem.dropout is not None
-    return _statics(CODES[problem.q.dtype], general)
+    return statics_of(CODES[problem.q.dtype], general)
 
 
 @lru_cache(maxsize=64)
-def _statics(storage: int, general: bool) -> Statics:
+def statics_of(storage: int, general: bool) -> Statics:
+    """The constants of the kernel for a stored dtype (a code)."""
     # Twice as many rows as vectors of a panel: the accumulators fill the registers, and a row of vectors is
     # as short as the lanes of common head dimensions want it.
     m = machine()
@@ -174,12 +183,24 @@ def _statics(storage: int, general: bool) -> Statics:
     )
 
 
-def block_sizes(static: Static, head_dim: int, value_dim: int, max_q: int, max_k: int) -> tuple[int, int]:
+def tile_sizes(problem: Problem) -> dict[str, int]:
+    """The sizes that a configuration can change, as they are for a call."""
+    segments = problem.segments
+    longest = (int(segments[:, column].max(initial=0)) for column in (Q_LENGTH, K_LENGTH))
+    static = kernel_statics(problem).kernel
+    config = config_of("backward", problem, get_num_threads())
+    sizes = block_sizes(static, problem.q.shape[3], problem.v.shape[3], *longest, config)
+    return dict(zip(("backward_block_q", "backward_block_k"), sizes))
+
+
+def block_sizes(
+    static: Static, head_dim: int, value_dim: int, max_q: int, max_k: int, config: CPUConfig = DEFAULT
+) -> tuple[int, int]:
     """Queries to a tile and keys to a block: what is kept per key and per query fits the L2 cache."""
     room = machine().l2 // 2 // max(1, (3 * head_dim + 2 * value_dim) * static["size"])
     largest = max(static["panel"], min(MAX_BLOCK, room))
-    block_q = min(largest, max(1, max_q))
-    block_k = min(largest, max(1, max_k))
+    block_q = config.backward_block_q or min(largest, max(1, max_q))
+    block_k = config.backward_block_k or min(largest, max(1, max_k))
     return block_q + -block_q % static["rows"], block_k + -block_k % static["panel"]
 
 

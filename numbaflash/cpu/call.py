@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Operand
+from ..arrays import Operand, address
 
 ARRAYS = {
     "q": "bhnd", "k": "bhnd", "v": "bhnd", "out": "bhnd", "lse": "bh", "bias": "bhqk", "mask": "bhqk",
-    "alibi": "bh", "sinks": "", "segments": "", "jobs": "",
+    "alibi": "bh", "sinks": "", "segments": "", "jobs": "", "partials": "", "counters": "",
 }
 """Arrays that a kernel reads or writes, and the letters of their strides."""
 
@@ -31,6 +31,10 @@ class Plan(NamedTuple):
         Products read K (V) where it lies; otherwise tiles of it are converted into scratch.
     scratch_bytes, at_q, ... : int
         Scratch of one thread.
+    part_keys : int
+        Keys of a part, where keys are split between jobs (few queries); else 0, as the following.
+    q_width, row_width, partial_bytes : int
+        Bytes of a query row, of an output row, and of what a part leaves.
     """
 
     head_dim: int
@@ -51,6 +55,11 @@ class Plan(NamedTuple):
     at_clean: int
     at_lanes: int
     scratch_bytes: int
+    at_rows: int = 0
+    part_keys: int = 0
+    q_width: int = 0
+    row_width: int = 0
+    partial_bytes: int = 0
 
 
 class Integers(NamedTuple):
@@ -58,6 +67,7 @@ class Integers(NamedTuple):
 
     job_count: int
     segment_bytes: int
+    q_code: int
     out_code: int
     bias_code: int
     may_hide: bool
@@ -77,12 +87,15 @@ class Numbers(NamedTuple):
     keep_factor: float
 
 
-_INTEGER_FIELDS = (
-    tuple(field for name, axes in ARRAYS.items() for field in (name, *(f"{name}_stride_{a}" for a in axes)))
-    + Plan._fields + Integers._fields
-)
+_ADDRESSES = tuple(field for name, axes in ARRAYS.items() for field in (name, *(f"{name}_stride_{a}" for a in axes)))
+_INTEGER_FIELDS = _ADDRESSES + Plan._fields + Integers._fields
 CALL = np.dtype([(name, np.int64) for name in _INTEGER_FIELDS] + [(name, np.float64) for name in Numbers._fields])
-_RECORD = struct.Struct(f"={len(_INTEGER_FIELDS)}q{len(Numbers._fields)}d")
+_BYTES = 8
+_PLAN = struct.Struct(f"={len(Plan._fields)}q")
+_NUMBERS = struct.Struct(f"={len(Integers._fields)}q{len(Numbers._fields)}d")
+_PLACES = {name: (_BYTES * _ADDRESSES.index(name), struct.Struct(f"={1 + len(axes)}q")) for name, axes in ARRAYS.items()}
+_AT_PLAN = _BYTES * len(_ADDRESSES)
+_AT_NUMBERS = _AT_PLAN + _PLAN.size
 
 
 class Address(NamedTuple):
@@ -96,28 +109,44 @@ def address_of(array: np.ndarray | Operand | None) -> Address:
     """Pointer and byte strides of an array; zeros for None, which kernels read as absent."""
     if array is None:
         return Address(0, (0, 0, 0, 0))
-    if isinstance(array, Operand):
+    if type(array) is Operand:
         return Address(array.pointer, array.strides)
-    return Address(array.ctypes.data, array.strides)
+    return Address(address(array), array.strides)
+
+
+def plan_bytes(plan: Plan, segments: np.ndarray, jobs: np.ndarray) -> bytes:
+    """A record with a plan and its tables and nothing else: what :func:`make_call` begins with."""
+    record = bytearray(CALL.itemsize)
+    for name, array in (("segments", segments), ("jobs", jobs)):
+        at, packed = _PLACES[name]
+        packed.pack_into(record, at, address(array))
+    _PLAN.pack_into(record, _AT_PLAN, *plan)
+    return bytes(record)
 
 
 def make_call(
-    arrays: Sequence[np.ndarray | Operand | None], plan: Plan, integers: Integers, numbers: Numbers
+    planned: bytes, arrays: Sequence[tuple[str, np.ndarray | Operand | None]], integers: Integers, numbers: Numbers
 ) -> np.ndarray:
     """The record of one call, as an array of one element.
 
     Parameters
     ----------
+    planned : bytes
+        Of :func:`plan_bytes`: most of a record is the same for many calls.
     arrays : sequence
-        In the order of ``ARRAYS``; None leaves address and strides 0, which kernels read as absent.
-    plan, integers, numbers
+        Names of ``ARRAYS`` and the arrays; for None, and where left out, address and strides are 0, which kernels read
+        as absent.
+    integers, numbers
         The other fields.
     """
-    values: list = []
-    for array, axes in zip(arrays, ARRAYS.values(), strict=True):
-        pointer, strides = address_of(array)
-        values.append(pointer)
-        values += strides[: len(axes)]
-    memory = bytearray(_RECORD.size)
-    _RECORD.pack_into(memory, 0, *values, *plan, *integers, *numbers)
-    return np.frombuffer(memory, CALL)
+    record = bytearray(planned)
+    for name, array in arrays:
+        if array is not None:
+            at, packed = _PLACES[name]
+            if type(array) is Operand:
+                packed.pack_into(record, at, array.pointer, *array.strides)
+            else:
+                strides = array.strides[: packed.size // _BYTES - 1]
+                packed.pack_into(record, at, address(array), *strides)
+    _NUMBERS.pack_into(record, _AT_NUMBERS, *integers, *numbers)
+    return np.frombuffer(record, CALL)

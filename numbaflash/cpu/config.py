@@ -8,6 +8,7 @@ from typing import NamedTuple
 from llvmlite import binding
 from numba.core import config as numba_config
 
+from ..tuning import CPUConfig
 from .compile import Static
 
 VECTOR_BITS = (128, 256, 512)
@@ -67,6 +68,10 @@ def _cache_bytes(level: int, default: int) -> int:
     return default
 
 
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 def vector_static(bits: int) -> dict[str, int]:
     """The constants every kernel on floats of ``bits`` bits shares.
 
@@ -83,12 +88,60 @@ def vector_static(bits: int) -> dict[str, int]:
 
 
 
+def few_queries_static(bits: int) -> dict[str, int]:
+    """The constants of kernels for few queries: panels of 4 rows (2 in short vectors), ``wide`` lanes of head_dim."""
+    wide = machine().vector_bits // bits
+    rows = min(4, wide)
+    return {"bits": bits, "size": bits // 8, "lanes": rows, "vectors": 1, "panel": rows, "wide": wide}
+
+
+class KeyParts(NamedTuple):
+    """Keys of a tile and of a part, of a call with few queries."""
+
+    block_k: int
+    part_keys: int
+
+    def changed(self, config: CPUConfig) -> "KeyParts":
+        """With the sizes that a configuration names, rounded up."""
+        block_k = _round_up(config.block_k or self.block_k, 16)
+        return KeyParts(block_k, _round_up(config.part_keys or self.part_keys, block_k))
+
+
+MAX_FEW_ROWS = 16
+"""Queries of a KV head that count as few: more are faster in the lanes of whole panels."""
+_LEAST_PART = 192
+_PARTS = 128
+
+
+def key_parts(head_dim: int, value_dim: int, item_size: int, max_k: int, units: int) -> KeyParts:
+    """How keys are split, from the shape alone: results must not depend on the number of threads.
+
+    Parameters
+    ----------
+    head_dim, value_dim, item_size : int
+    max_k : int
+        The longest sequence of keys.
+    units : int
+        Sequences times KV heads.
+    """
+    # V is asked for while K is read, so a tile of V must stay in L1 until its turn.
+    block_k = max(16, min(128, machine().l1 // 2 // max(1, value_dim * item_size)) & -16)
+    part = max(_LEAST_PART, -(-max_k * units // _PARTS))
+    return KeyParts(block_k, _round_up(part, block_k))
+
+
 class ForwardTiles(NamedTuple):
     """Tile sizes of one forward call: ``panels`` panels of queries to a block, ``block_k`` keys to a tile."""
 
     panels: int
     block_k: int
     packed_heads: bool
+
+    def changed(self, static: Static, config: CPUConfig) -> "ForwardTiles":
+        """With the sizes that a configuration names, rounded up to whole panels and rows of the microkernel."""
+        panels = self.panels if config.block_q is None else -(-config.block_q // static["panel"])
+        block_k = self.block_k if config.block_k is None else _round_up(config.block_k, static["rows"])
+        return self._replace(panels=panels, block_k=block_k)
 
 
 MAX_PANELS = 4

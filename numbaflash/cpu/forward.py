@@ -1,4 +1,4 @@
-"""The CPU forward pass: from a Problem to arrays, through :mod:`attend`."""
+"""The CPU forward pass: from a Problem to arrays, through :mod:`attend`, or :mod:`decode` where queries are few."""
 
 import math
 from collections.abc import Callable
@@ -11,25 +11,65 @@ from ..arrays import Operand
 from ..dropout import threshold
 from ..problem import Problem
 from ..segments import COLUMNS, K_LENGTH, Q_LENGTH, Q_OFFSET, uncovered
-from ..visibility import Band
-from . import attend
-from .call import Integers, Numbers, Plan, make_call
+from ..tuning import DEFAULT, CPUConfig, config_of
+from . import attend, decode
+from .call import Integers, Numbers, Plan, make_call, plan_bytes
 from .compile import Static
-from .config import forward_tiles, vector_static
+from .config import MAX_FEW_ROWS, few_queries_static, forward_tiles, key_parts, vector_static
+from .jobs import block_jobs, part_jobs
 from .lanes import LANE_TABLES
 from .softmax import STATE_PANELS
-from .storage import CODES, FLOAT64
+from .storage import CODES, FLOAT64, ITEM_SIZES
 from .threads import get_num_threads, run
 
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
+_GIGABYTES = 10.0  # read by one core in a second, likewise
 _SMALLEST_UNIT = 2.0**-100  # -inf times a unit that rounds to 0 would be NaN
 
 
-class Jobs(NamedTuple):
-    """Blocks of queries, heavy ones first: (count, 2) of segment and block, and the work in rows times keys."""
+class Shape(NamedTuple):
+    """What a plan depends on: nothing of a call's numbers.
 
-    table: np.ndarray
-    pairs: float
+    Attributes
+    ----------
+    storage : int
+        Code of K's and V's dtype.
+    general : bool
+        Whether there is more to do to a score than a band and lengths.
+    head_dim, value_dim : int
+    max_q, max_k : int
+        Longest sequence of queries and of keys.
+    segments, heads, group : int
+    k_in_place, v_in_place : bool
+        Whether products can read K (V) where it lies.
+    adjacent : bool
+        Whether the columns of K and V are adjacent.
+    """
+
+    storage: int
+    general: bool
+    head_dim: int
+    value_dim: int
+    max_q: int
+    max_k: int
+    segments: int
+    heads: int
+    group: int
+    k_in_place: bool
+    v_in_place: bool
+    adjacent: bool
+
+
+class Prepared(NamedTuple):
+    """What calls of one shape share: plan, jobs, kernel, and the estimated time on one thread."""
+
+    plan: Plan
+    planned: bytes
+    tables: tuple[np.ndarray, np.ndarray]
+    job_count: int
+    counters: int
+    entry: Callable
+    cost_ns: float
 
 
 def forward(
@@ -53,24 +93,21 @@ def forward(
     """
     out = empty_output(problem) if out is None else out
     lse = np.empty(problem.out_shape[:3], problem.compute_dtype) if lse is None else lse
-    _fill_uncovered(problem, out, lse)
-    batch, heads, _, head_dim = problem.q.shape
-    value_dim = problem.v.shape[3]
-    table = problem.segments
-    if not (len(table) and heads and lse.size):
+    if problem.padded:
+        _fill_uncovered(problem, out, lse)
+    if not (len(problem.segments) and lse.size):
         return out, lse
-    max_q, max_k = (int(longest) for longest in table[:, Q_LENGTH : K_LENGTH + 1 : K_LENGTH - Q_LENGTH].max(axis=0))
-    general = is_general(problem)
-    plan = _plan(
-        CODES[problem.q.dtype], general, head_dim, value_dim, max_q, max_k, len(table), heads, problem.group,
-        _in_place(problem, problem.k), _in_place(problem, problem.v), get_num_threads(),
-    )
-    jobs = _jobs(problem, plan)
-    job_count = len(jobs.table) * plan.head_units
-    call = _make_call(problem, plan, jobs, job_count, out, lse)
-    flops = 2.0 * (head_dim + value_dim + 8) * jobs.pairs * plan.head_units
-    run(_entry(CODES[problem.q.dtype], general), (call, None), jobs=job_count, cost_ns=flops / _GIGAFLOPS,
-        keep=(problem, jobs, out, lse))
+    prepared = _prepare(problem)
+    if not prepared.job_count:
+        return out, lse
+    plan = prepared.plan
+    partials = counters = None
+    if prepared.counters:
+        partials = np.empty(prepared.job_count * plan.partial_bytes, np.uint8)
+        counters = np.zeros(prepared.counters, np.int64)
+    call = _make_call(problem, prepared, out, lse, partials, counters)
+    run(prepared.entry, (call, None), jobs=prepared.job_count, cost_ns=prepared.cost_ns,
+        keep=(problem, prepared, out, lse, partials, counters))
     return out, lse
 
 
@@ -94,24 +131,109 @@ def forward_static(storage: int, general: bool) -> Static:
 
 
 @lru_cache(maxsize=64)
-def _entry(storage: int, general: bool) -> Callable:
+def decode_static(storage: int, general: bool) -> Static:
+    """The same for few queries; storage is that of K and V."""
+    return Static(storage=storage, general=general, **few_queries_static(64 if storage == FLOAT64 else 32))
+
+
+def specialise(storage: int, general: bool, few: bool) -> Callable:
+    """The kernel's entry point, compiled or loaded on first use."""
+    if few:
+        return decode.kernel.specialise(decode.ARGUMENTS, decode_static(storage, general))
     return attend.kernel.specialise(attend.ARGUMENTS, forward_static(storage, general))
 
 
-def _in_place(problem: Problem, array: Operand) -> bool:
-    """Whether products can read the array where it lies."""
-    return array.dtype == problem.compute_dtype and (
-        array.strides[3] == array.dtype.itemsize or array.shape[3] <= 1
+def _adjacent(array: Operand) -> bool:
+    return array.strides[3] == array.dtype.itemsize or array.shape[3] <= 1
+
+
+def _prepare(problem: Problem) -> Prepared:
+    table, k, v = problem.segments, problem.k, problem.v
+    if table.flags.writeable:
+        return _prepare_shape(_shape(problem), problem)
+    key = (k.dtype, problem.q.shape, k.shape, v.shape, int(table[0, Q_OFFSET]), is_general(problem), _adjacent(k),
+           _adjacent(v), problem.band, get_num_threads(), problem.config)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        if len(_prepared) >= _MOST_PREPARED:
+            _prepared.clear()
+        prepared = _prepared[key] = _prepare_shape(_shape(problem), problem)
+    return prepared
+
+
+_prepared: dict[tuple, Prepared] = {}
+_MOST_PREPARED = 512
+
+
+def forget() -> None:
+    """Plans are made anew: other tile sizes have been measured."""
+    _prepared.clear()
+
+
+def tile_sizes(problem: Problem) -> dict[str, int]:
+    """The sizes that a configuration can change, as they are for a call."""
+    plan = _plan(_shape(problem), problem)
+    return {name: getattr(plan, name) for name in ("block_q", "block_k", "part_keys")}
+
+
+def _plan(shape: Shape, problem: Problem) -> Plan:
+    threads = get_num_threads()
+    config = config_of("forward", problem, threads)
+    return decode_plan(shape, config) if few_queries(shape) else block_plan(shape, threads, config)
+
+
+def _shape(problem: Problem) -> Shape:
+    table, k, v = problem.segments, problem.k, problem.v
+    converted = k.dtype != problem.compute_dtype
+    return Shape(
+        storage=CODES[k.dtype], general=is_general(problem), head_dim=k.shape[3], value_dim=v.shape[3],
+        max_q=int(table[:, Q_LENGTH].max()), max_k=int(table[:, K_LENGTH].max()), segments=len(table),
+        heads=problem.q.shape[1], group=problem.group, k_in_place=_adjacent(k) and not converted,
+        v_in_place=_adjacent(v) and not converted, adjacent=_adjacent(k) and _adjacent(v),
     )
 
 
+def _prepare_shape(shape: Shape, problem: Problem) -> Prepared:
+    few = few_queries(shape)
+    plan = _plan(shape, problem)
+    jobs = (part_jobs if few else block_jobs)(problem, plan)
+    job_count = len(jobs.table) * plan.head_units
+    columns = shape.head_dim + shape.value_dim
+    cost_ns = 2.0 * (columns + 8) * jobs.pairs * plan.head_units / _GIGAFLOPS
+    counters = 0
+    if few:
+        bytes_read = jobs.pairs / max(1, shape.max_q * shape.group) * plan.head_units * columns
+        cost_ns = max(cost_ns, bytes_read * ITEM_SIZES[shape.storage] / _GIGABYTES)
+        if len(jobs.table) and jobs.table[:, 2].max() > 1:
+            counters = shape.segments * plan.head_units
+    entry = specialise(shape.storage, shape.general, few)
+    return Prepared(plan, plan_bytes(plan, problem.segments, jobs.table), (problem.segments, jobs.table), job_count, counters, entry, cost_ns)
+
+
+def few_queries(shape: Shape) -> bool:
+    """Whether :mod:`decode` takes the call: bound by reading K and V, which it does once for a whole group."""
+    wide = decode_static(shape.storage, shape.general)["wide"]
+    return (
+        shape.max_q * shape.group <= MAX_FEW_ROWS and shape.adjacent and min(shape.head_dim, shape.value_dim) >= wide
+    )
+
+
+def _offsets(parts: dict[str, int]) -> dict[str, int]:
+    """Offsets of the parts of a thread's scratch, each on a cache line of its own, and their total."""
+    offsets, total = {}, 0
+    for name, length in parts.items():
+        offsets[name] = total
+        total += (length + 63) & ~63
+    return offsets | {"scratch_bytes": total}
+
+
 @lru_cache(maxsize=256)
-def _plan(
-    storage: int, general: bool, head_dim: int, value_dim: int, max_q: int, max_k: int, segments: int, heads: int,
-    group: int, k_in_place: bool, v_in_place: bool, threads: int,
-) -> Plan:
-    static = forward_static(storage, general)
-    tiles = forward_tiles(static, head_dim, value_dim, max_q, max_k, segments * heads, group, threads)
+def block_plan(shape: Shape, threads: int, config: CPUConfig = DEFAULT) -> Plan:
+    """How :mod:`attend` runs a call of some shape."""
+    static = forward_static(shape.storage, shape.general)
+    head_dim, value_dim = shape.head_dim, shape.value_dim
+    tiles = forward_tiles(static, head_dim, value_dim, shape.max_q, shape.max_k, shape.segments * shape.heads,
+                          shape.group, threads).changed(static, config)
     size, width = static["size"], static["panel"] * static["size"]
     block_q = tiles.panels * static["panel"]
     parts = dict(
@@ -119,46 +241,80 @@ def _plan(
         at_out=tiles.panels * value_dim * width,
         at_scores=max(2, tiles.block_k) * width,
         at_state=tiles.panels * STATE_PANELS * width,
-        at_keys=0 if k_in_place else tiles.block_k * head_dim * size,
-        at_values=0 if v_in_place else tiles.block_k * value_dim * size,
+        at_keys=0 if shape.k_in_place else tiles.block_k * head_dim * size,
+        at_values=0 if shape.v_in_place else tiles.block_k * value_dim * size,
         at_clean=tiles.block_k * value_dim * size,
         at_lanes=LANE_TABLES * 8 * block_q,
     )
-    offsets, total = {}, 0
-    for name, length in parts.items():
-        offsets[name] = total
-        total += (length + 63) & ~63  # each on a cache line of its own
     return Plan(
-        head_dim=head_dim, value_dim=value_dim, group=group, packed_heads=tiles.packed_heads,
-        head_units=heads // group if tiles.packed_heads else heads, block_q=block_q, block_k=tiles.block_k,
-        k_in_place=k_in_place, v_in_place=v_in_place, scratch_bytes=total, **offsets,
+        head_dim=head_dim, value_dim=value_dim, group=shape.group, packed_heads=tiles.packed_heads,
+        head_units=shape.heads // shape.group if tiles.packed_heads else shape.heads, block_q=block_q,
+        block_k=tiles.block_k, k_in_place=shape.k_in_place, v_in_place=shape.v_in_place, **_offsets(parts),
+    )
+
+
+@lru_cache(maxsize=256)
+def decode_plan(shape: Shape, config: CPUConfig = DEFAULT) -> Plan:
+    """How :mod:`decode` runs a call of some shape."""
+    static = decode_static(shape.storage, shape.general)
+    head_dim, value_dim = shape.head_dim, shape.value_dim
+    size, width, wide = static["size"], static["panel"] * static["size"], static["wide"]
+    units = shape.heads // shape.group
+    panels = -(-shape.max_q * shape.group // static["panel"])
+    rows = panels * static["panel"]
+    block_k, part_keys = key_parts(
+        head_dim, value_dim, ITEM_SIZES[shape.storage], shape.max_k, shape.segments * units
+    ).changed(config)
+    q_width, row_width = (-(-dim // wide) * wide * size for dim in (head_dim, value_dim))
+    parts = dict(
+        at_q=rows * q_width,
+        at_out=panels * value_dim * width,
+        at_scores=(block_k + wide) * width,
+        at_state=panels * STATE_PANELS * width,
+        at_keys=0,
+        at_values=block_k * value_dim * size,
+        at_clean=block_k * value_dim * size,
+        at_lanes=LANE_TABLES * 8 * rows,
+        at_rows=rows * row_width,
+    )
+    return Plan(
+        head_dim=head_dim, value_dim=value_dim, group=shape.group, packed_heads=True, head_units=units, block_q=rows,
+        block_k=block_k, k_in_place=shape.k_in_place, v_in_place=shape.v_in_place, part_keys=part_keys,
+        q_width=q_width, row_width=row_width, partial_bytes=(rows * (row_width + 2 * size) + 63) & ~63,
+        **_offsets(parts),
     )
 
 
 def _make_call(
-    problem: Problem, plan: Plan, jobs: Jobs, job_count: int, out: np.ndarray, lse: np.ndarray
+    problem: Problem, prepared: Prepared, out: np.ndarray, lse: np.ndarray, partials: np.ndarray | None,
+    counters: np.ndarray | None,
 ) -> np.ndarray:
     score, dropout, mask = problem.score, problem.dropout, problem.mask
-    # Stages work on scores in natural units; without any, only the sign of a scale has to reach Q.
     q_factor, unit = problem.scale, 1.0
-    if _SMALLEST_UNIT < abs(q_factor) < 1 / _SMALLEST_UNIT and not is_general(problem):
+    arrays = [
+        ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", out), ("lse", lse),
+        ("sinks", problem.sinks),
+    ]
+    softcap, keep_factor, seed, limit, bias_code, may_hide = 0.0, 1.0, 0, -1, 0, False
+    if is_general(problem):
+        arrays += [("bias", score.bias), ("mask", mask), ("alibi", score.alibi)]
+        softcap = score.softcap or 0.0
+        may_hide = mask is not None or score.bias is not None
+        bias_code = 0 if score.bias is None else CODES[score.bias.dtype]
+        if dropout is not None:
+            seed, limit, keep_factor = _signed(dropout.seed), threshold(dropout.p), 1.0 / (1.0 - dropout.p)
+    elif _SMALLEST_UNIT < abs(q_factor) < 1 / _SMALLEST_UNIT:
+        # Stages work on scores in natural units; without any, only the sign of a scale has to reach Q.
         q_factor, unit = math.copysign(1.0, q_factor), abs(q_factor)
+    if partials is not None:
+        arrays += [("partials", partials), ("counters", counters)]
     return make_call(
-        (problem.q, problem.k, problem.v, out, lse, score.bias, mask, score.alibi, problem.sinks, problem.segments,
-         jobs.table),
-        plan,
-        Integers(
-            job_count=job_count, segment_bytes=8 * COLUMNS, out_code=CODES[out.dtype],
-            bias_code=0 if score.bias is None else CODES[score.bias.dtype],
-            may_hide=mask is not None or score.bias is not None,
-            left=problem.band.left, right=problem.band.right, head_origin=problem.head_origin,
-            seed=0 if dropout is None else _signed(dropout.seed),
-            threshold=-1 if dropout is None else threshold(dropout.p),
+        prepared.planned, arrays,
+        Integers(  # in order, which takes half the time of naming them
+            prepared.job_count, 8 * COLUMNS, CODES[problem.q.dtype], CODES[problem.out_dtype], bias_code, may_hide,
+            *problem.band, problem.head_origin, seed, limit,
         ),
-        Numbers(
-            q_factor=q_factor, unit=unit, softcap=score.softcap or 0.0,
-            keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
-        ),
+        Numbers(q_factor, unit, softcap, keep_factor),
     )
 
 
@@ -176,43 +332,3 @@ def _fill_uncovered(problem: Problem, out: np.ndarray, lse: np.ndarray) -> None:
         out[at, :, low:high] = 0
         lse[at, :, low:high] = -np.inf
 
-
-def _jobs(problem: Problem, plan: Plan) -> Jobs:
-    table, block_q = problem.segments, plan.block_q
-    scale = plan.group if plan.packed_heads else 1
-    first = table[0]
-    if not table.flags.writeable:  # a dense batch: all segments are alike
-        return _uniform_jobs(len(table), int(first[Q_LENGTH]), int(first[K_LENGTH]), int(first[Q_OFFSET]), scale,
-                             block_q, problem.band)
-    rows = table[:, Q_LENGTH] * scale
-    blocks = -(-rows // block_q)
-    segment = np.repeat(np.arange(len(table)), blocks)
-    block = np.arange(len(segment)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    pairs = _pairs(problem.band, block * block_q, np.minimum((block + 1) * block_q, rows[segment]),
-                   table[segment, Q_LENGTH], table[segment, K_LENGTH], table[segment, Q_OFFSET], scale)
-    order = np.argsort(-pairs, kind="stable")
-    return Jobs(np.ascontiguousarray(np.stack([segment[order], block[order]], axis=1)), float(pairs.sum()))
-
-
-@lru_cache(maxsize=256)
-def _uniform_jobs(
-    segments: int, q_length: int, k_length: int, offset: int, scale: int, block_q: int, band: Band
-) -> Jobs:
-    block = np.arange(-(-q_length * scale // block_q))
-    pairs = _pairs(band, block * block_q, np.minimum((block + 1) * block_q, q_length * scale), q_length, k_length,
-                   offset, scale)
-    order = np.argsort(-pairs, kind="stable")
-    table = np.empty((len(block), segments, 2), np.int64)
-    table[..., 0] = np.arange(segments)
-    table[..., 1] = block[order, None]
-    return Jobs(table.reshape(-1, 2), float(pairs.sum()) * segments)
-
-
-def _pairs(band: Band, low, high, q_length, k_length, offset, scale) -> np.ndarray:
-    """Rows times keys of blocks of rows: the measure of a job's work."""
-    rows = high - low
-    if scale > 1:  # rows of several heads: taken for all queries
-        low, high = 0 * low, 0 * high + q_length
-    first = np.maximum(0, low + offset - band.left)
-    last = np.minimum(k_length, high + offset + band.right)
-    return rows * np.maximum(0, last - first)

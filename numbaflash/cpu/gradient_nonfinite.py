@@ -7,7 +7,7 @@ which leaves all others as they would be, and each of them is then added where i
 import numpy as np
 
 from .compile import helper
-from .nonfinite import bias_at, load_own, store_own
+from .nonfinite import load_own, number_at, store_own
 from .simd import load_u8
 
 
@@ -25,7 +25,7 @@ def pair_visible(static, call, number, head, query, key, position):
         if call.bias:
             at = call.bias + number * call.bias_b + head * call.bias_h + query * call.bias_q
             at += key * call.bias_k
-            return bias_at(static, call.bias_code, at) != -np.inf
+            return number_at(static, call.bias_code, at) != -np.inf
     return True
 
 

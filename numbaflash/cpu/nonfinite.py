@@ -28,8 +28,8 @@ def load_number(typing_context, static, code, address):
 
 
 @helper
-def bias_at(static, code, address):
-    """One number of a bias."""
+def number_at(static, code, address):
+    """One number of a dtype that is known at run time."""
     if code == FLOAT32:
         return load_number(static, FLOAT32, address)
     if code == FLOAT64:
@@ -55,7 +55,7 @@ def lane_sees(static, call, scratch, panel, lane, key):
             inside = load_u8(row + key * call.mask_stride_k) != 0
         if inside and call.bias:
             row = load_i64(lane_table(static, call, scratch, BIAS_ROW, panel) + 8 * lane)
-            inside = bias_at(static, call.bias_code, row + key * call.bias_stride_k) != -np.inf
+            inside = number_at(static, call.bias_code, row + key * call.bias_stride_k) != -np.inf
     return inside
 
 
@@ -86,16 +86,21 @@ def clean_values(static, clean, values, row_stride, rows, columns):
 
 
 @helper
-def add_nonfinite_values(static, call, scratch, panel, weights, output, values, row_stride, key, count):
-    """Add weight times value for each value that is not finite, to the lanes that see its key."""
+def add_nonfinite_values(
+    static, call, scratch, panel, weights, output, column_step, lane_step, values, row_stride, key, count, low, high
+):
+    """Add weight times value for each value that is not finite, to the lanes that see its key.
+
+    For the columns from ``low`` to ``high``; output of (column, lane) lies ``column_step`` and ``lane_step`` bytes apart.
+    """
     width = static.panel * static.size
     for row in range(count):
-        for column in range(call.value_dim):
+        for column in range(low, high):
             value = load_own(static, values + row * row_stride + column * static.size)
             if np.isfinite(value):
                 continue
             for lane in range(static.panel):
                 if lane_sees(static, call, scratch, panel, lane, key + row):
                     weight = load_own(static, weights + row * width + lane * static.size)
-                    at = output + column * width + lane * static.size
+                    at = output + column * column_step + lane * lane_step
                     store_own(static, at, load_own(static, at) + weight * value)

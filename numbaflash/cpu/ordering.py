@@ -56,6 +56,18 @@ def publish_one_more(typing_context, address):
 
 
 @intrinsic
+def count_up(typing_context, address):
+    """Add 1 to an int64 after everything written before; the new count, and what the others wrote is visible."""
+
+    def generate(context, builder, signature, arguments):
+        one = ir.Constant(I64, 1)
+        old = builder.atomic_rmw("add", builder.inttoptr(arguments[0], POINTER), one, "acq_rel")
+        return builder.add(old, one)
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
 def pause(typing_context):
     """Tell the core that it is waiting."""
 

@@ -19,17 +19,17 @@ OLD_MAX, NEW_MAX, SUM, ALPHA = range(4)
 STATE_PANELS = 4
 
 
-def _reference(x: Lanes, maximum: Value) -> Value:
+def reference_of(x: Lanes, maximum: Value) -> Value:
     """What is subtracted from scores: the maximum, or 0 where no key was seen."""
     unseen = x.builder.fcmp_ordered("==", maximum, x.constant(-INFINITY))
     return x.builder.select(unseen, x.constant(0.0), maximum)
 
 
-def _weight(x: Lanes, unit: Value, score: Value, reference: Value) -> Value:
+def weight_of(x: Lanes, unit: Value, score: Value, reference: Value) -> Value:
     return x.exp2(x.builder.fsub(score, reference), unit)
 
 
-def _in_powers_of_two(x: Lanes, unit: Value) -> Value:
+def in_powers_of_two(x: Lanes, unit: Value) -> Value:
     return x.splat_number(x.builder.fmul(unit, ir.Constant(unit.type, LOG2_E)))
 
 
@@ -41,7 +41,7 @@ def softmax(typing_context, static, scores, count, state, unit):
         x = Lanes(context, builder, static)
         b = builder
         _, scores, count, state, unit = arguments
-        scores, state, unit = x.pointer(scores), x.pointer(state), _in_powers_of_two(x, unit)
+        scores, state, unit = x.pointer(scores), x.pointer(state), in_powers_of_two(x, unit)
         width = static["panel"] * x.size
         vectors = range(static["vectors"])
 
@@ -51,8 +51,8 @@ def softmax(typing_context, static, scores, count, state, unit):
         references, alphas = [], []
         for j in vectors:
             old, new = x.load(slot(OLD_MAX, j)), x.load(slot(NEW_MAX, j))
-            references.append(_reference(x, new))
-            alphas.append(_weight(x, unit, old, references[j]))
+            references.append(reference_of(x, new))
+            alphas.append(weight_of(x, unit, old, references[j]))
             x.store(alphas[j], slot(ALPHA, j))
             x.store(new, slot(OLD_MAX, j))
 
@@ -61,7 +61,7 @@ def softmax(typing_context, static, scores, count, state, unit):
             result = []
             for j in vectors:
                 at = x.at(row, j * x.bytes)
-                weight = _weight(x, unit, x.load(at), references[j])
+                weight = weight_of(x, unit, x.load(at), references[j])
                 x.store(weight, at)
                 result.append(b.fadd(sums[j], weight))
             return result
@@ -122,16 +122,16 @@ def add_sink(typing_context, static, state, sinks, unit):
         _, state, sinks, unit = arguments
         state, sinks = x.pointer(state), x.pointer(sinks)
         width = static["panel"] * x.size
-        natural, unit = x.splat_number(unit), _in_powers_of_two(x, unit)
+        natural, unit = x.splat_number(unit), in_powers_of_two(x, unit)
 
         for j in range(static["vectors"]):
             at = [x.at(state, which * width + j * x.bytes) for which in range(STATE_PANELS)]
             sink = b.fdiv(x.load(x.at(sinks, j * x.bytes)), natural)
             old = x.load(at[OLD_MAX])
             new = x.maximum(sink, old)
-            reference = _reference(x, new)
-            alpha = _weight(x, unit, old, reference)
-            total = x.fma(x.load(at[SUM]), alpha, _weight(x, unit, sink, reference))
+            reference = reference_of(x, new)
+            alpha = weight_of(x, unit, old, reference)
+            total = x.fma(x.load(at[SUM]), alpha, weight_of(x, unit, sink, reference))
             for which, value in ((OLD_MAX, new), (SUM, total), (ALPHA, alpha)):
                 x.store(value, at[which])
         return context.get_dummy_value()
@@ -157,7 +157,7 @@ def finish_lse(typing_context, static, state, factors, lse, unit):
             factor = b.select(empty, x.constant(0.0), b.fdiv(x.load(at[ALPHA]), total))
             x.store(factor, x.at(factors, j * x.bytes))
             log = b.fmul(x.log2(total), x.constant(LN_2))
-            log = x.fma(_reference(x, x.load(at[OLD_MAX])), natural, log)
+            log = x.fma(reference_of(x, x.load(at[OLD_MAX])), natural, log)
             x.store(b.select(empty, x.constant(-INFINITY), log), x.at(lse, j * x.bytes))
         return context.get_dummy_value()
 

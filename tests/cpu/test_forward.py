@@ -15,6 +15,7 @@ import numbaflash
 from numbaflash import reference
 from numbaflash.cpu import forward as cpu_forward
 from numbaflash.cpu import threads
+from numbaflash.cpu.jobs import block_jobs
 from numbaflash.cpu.storage import FLOAT32, FLOAT64
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
@@ -33,8 +34,9 @@ def problem_of(lengths_q, lengths_k, heads=2, kv_heads=1, dim=4, **options):
 
 def plan_of(storage=FLOAT32, head_dim=64, value_dim=64, max_q=1000, max_k=1000, segments=1, heads=8, group=1,
             in_place=True, threads=2):
-    return cpu_forward._plan(storage, False, head_dim, value_dim, max_q, max_k, segments, heads, group, in_place,
-                             in_place, threads)
+    shape = cpu_forward.Shape(storage, False, head_dim, value_dim, max_q, max_k, segments, heads, group, in_place,
+                              in_place, True)
+    return cpu_forward.block_plan(shape, threads)
 
 
 # ---------------------------------------------------------------------------------------------- plans and jobs
@@ -80,7 +82,7 @@ def test_jobs_cover_every_row_once_and_the_heavy_come_first(lengths, causal, hea
     problem = problem_of(*zip(*lengths), heads=heads[0], kv_heads=heads[1], causal=causal)
     plan = plan_of(head_dim=4, value_dim=4, max_q=max(n for n, _ in lengths), max_k=max(m for _, m in lengths),
                    segments=len(lengths), heads=heads[0], group=problem.group)
-    jobs = cpu_forward._jobs(problem, plan)
+    jobs = block_jobs(problem, plan)
     scale = problem.group if plan.packed_heads else 1
     rows, work = [], []
     for segment, block in jobs.table.tolist():
