@@ -36,7 +36,7 @@ def test_the_text_of_a_program_contains_what_it_covers(program):
 def test_trap_and_brkpt_end_the_grid_and_name_the_thread(name):
     """Miscellaneous Instructions: trap, brkpt."""
     text = kernel(f"setp.eq.u32 %p1, %r0, 7; @%p1 {name};", 0)
-    with pytest.raises(emulator.TrapError, match=rf"{name} executed\s+by block \(0, 0, 0\) thread \(7, 0, 0\)"):
+    with pytest.raises(emulator.TrapError, match=rf"{name} executed\s+by .* thread \(7, 0, 0\)"):
         emulator.launch(text, 1, 32)
 
 

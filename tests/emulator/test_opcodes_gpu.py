@@ -1,8 +1,8 @@
 """The programs of the opcode tests on the real thing.
 
-Without a GPU every text is assembled, so that none of them is something NVIDIA's assembler does not take. With
-one, ``pytest -m gpu tests/emulator`` runs each of them and compares with the emulator, bit for bit where the ISA
-leaves no choice, and with the same model as the emulator everywhere.
+Without a GPU every text is assembled, so that none of them is something NVIDIA's assembler does not take.
+With one, ``pytest -m gpu tests/emulator`` runs each of them and compares with the emulator, bit for
+bit where the ISA leaves no choice, and with the same model as the emulator everywhere.
 """
 import numpy as np
 import pytest

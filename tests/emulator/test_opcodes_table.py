@@ -1,7 +1,7 @@
 """Every instruction, from a minimal PTX text, gives what the PTX ISA says.
 
-The tables are in tests/support/opcodes: each row names the section of the ISA it comes from, and a model of the
-instruction in Python integers and rational numbers that knows nothing of the emulator.
+The tables are in tests/support/opcodes: each row names the section of the ISA it comes from, and a model of
+the instruction in Python integers and rational numbers that knows nothing of the emulator.
 """
 import pytest
 from opcodes import FAMILIES, PROGRAMS

@@ -3,6 +3,7 @@
 A `Program` is one kernel. A *family* is a program of many instructions with the same kinds of operands: every
 thread reads one tuple of operands, every instruction stores its results to its own row.
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,12 +26,13 @@ HEADER = """.version 8.7
 {before}
 .visible .entry k({parameters})
 {{
-    .reg .b16 %h<40>; .reg .b32 %r<60>; .reg .b64 %rd<40>; .reg .f32 %f<40>; .reg .f64 %fd<20>; .reg .pred %p<20>;
+    .reg .b16 %h<40>; .reg .b32 %r<60>; .reg .b64 %rd<40>; .reg .f32 %f<40>; .reg .f64 %fd<20>;
+    .reg .pred %p<20>;
 """
 
 
 def kernel(body, arguments, arch="sm_80", before=""):
-    """A module with the entry k, whose parameters (pointers) are %rd1, %rd2, ...; %r0 is the thread's number."""
+    """A module with the entry k: its pointers are in %rd1, %rd2, ..., the thread's number in %r0."""
     parameters = ", ".join(f".param .u64 a{n}" for n in range(arguments))
     lines = [HEADER.format(arch=arch, parameters=parameters, before=before)]
     lines += [f"    ld.param.u64 %rd{n + 1}, [a{n}];\n" for n in range(arguments)]
@@ -76,7 +78,9 @@ class Program:
     def emulate(self, **options):
         arrays = self.arguments()
         with np.errstate(all="ignore"):
-            emulator.launch(self.text, self.blocks, self.threads, *arrays, shared_bytes=self.shared_bytes, **options)
+            emulator.launch(
+                self.text, self.blocks, self.threads, *arrays, shared_bytes=self.shared_bytes, **options
+            )
         return arrays
 
 
@@ -89,9 +93,10 @@ def program(name, body, section, covers, inputs, expected, *, before="", arch="s
         return [x.copy() for x in inputs] + [np.zeros_like(x) for x in expected]
 
     def check(arrays):
-        for n, (got, want) in enumerate(zip(arrays[len(inputs):], expected)):
-            np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"),
-                                          f"{name}, output {n}")
+        for n, (got, want) in enumerate(zip(arrays[len(inputs) :], expected)):
+            np.testing.assert_array_equal(
+                got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"), f"{name}, output {n}"
+            )
 
     covers = (covers,) if isinstance(covers, str) else tuple(covers)
     return Program(name, text, section, covers, arguments, check, arch=arch, **options)
@@ -113,8 +118,9 @@ class Near:
 class Instruction:
     """One row of a family.
 
-    ``model`` takes operands as ints (signed where the type is; bits for floats) and gives the bits of the result,
-    ANY_NAN, a `Near`, None where the ISA leaves the result open, or a tuple of two of these for packed halves. ``code``: PTX with $d, $a, $b, $c, $e.
+    ``model`` takes operands as ints (signed where the type is; bits for floats) and gives the bits of the
+    result, ANY_NAN, a `Near`, None where the ISA leaves the result open, or two of these for packed halves.
+    ``code``: PTX with $d, $a, $b, $c, $e.
     """
 
     opcode: str
@@ -158,8 +164,24 @@ def operand_samples(kind):
         return [low | high << 16 for low, high in zip(halves, halves[5:] + halves[:5])]
     bits = 8 * SIZES[kind]
     top = 1 << bits
-    values = [0, 1, 2, 7, bits // 2, bits - 1, bits, top // 2, top // 2 - 1, top // 2 + 1, top - 1, top - 2,
-              top // 3, 2 * top // 3, 0x9E3779B97F4A7C15, 0xF0]
+    values = [
+        0,
+        1,
+        2,
+        7,
+        bits // 2,
+        bits - 1,
+        bits,
+        top // 2,
+        top // 2 - 1,
+        top // 2 + 1,
+        top - 1,
+        top - 2,
+        top // 3,
+        2 * top // 3,
+        0x9E3779B97F4A7C15,
+        0xF0,
+    ]
     return [v % top for v in values]
 
 
@@ -171,7 +193,7 @@ def signed(bits, kind):
 
 @dataclass(eq=False)
 class Family:
-    """Instructions over the same operand types; ``operands``: rows of bit patterns to try besides the usual."""
+    """Instructions over the same operand types; ``operands``: rows of bit patterns besides the usual."""
 
     name: str
     section: str
@@ -190,13 +212,18 @@ class Family:
             rows += [(x,) for x in usual[0]]
         else:
             pairs = [(x, y) for x in usual[0] for y in usual[1]]
-            picks = rng.permutation(len(pairs))[:count - len(rows) - 64]
+            picks = rng.permutation(len(pairs))[: count - len(rows) - 64]
             rows += [(*pairs[p], *(u[rng.integers(len(u))] for u in usual[2:])) for p in picks]
         for _ in range(64):
-            rows.append(tuple(
-                usual[n][rng.integers(len(usual[n]))] if n in self.samples or rng.random() < 0.3 else
-                int.from_bytes(rng.bytes(SIZES[kind]), "little") for n, kind in enumerate(self.kinds)))
-        return rows + rows[:-len(rows) % 32]
+            rows.append(
+                tuple(
+                    usual[n][rng.integers(len(usual[n]))]
+                    if n in self.samples or rng.random() < 0.3
+                    else int.from_bytes(rng.bytes(SIZES[kind]), "little")
+                    for n, kind in enumerate(self.kinds)
+                )
+            )
+        return rows + rows[: -len(rows) % 32]
 
     @functools.cached_property
     def text(self):
@@ -206,8 +233,10 @@ class Family:
             size = SIZES[kind]
             letter = "abce"[n]
             letters[letter] = f"{REGISTERS[size]}{10 + n}"
-            body.append(f"    add.u64 %rd21, %rd{n + 1}, %rd20;\n"
-                        f"    ld.global.{WIDTHS[size]} {letters[letter]}, [%rd21];\n")
+            body.append(
+                f"    add.u64 %rd21, %rd{n + 1}, %rd20;\n"
+                f"    ld.global.{WIDTHS[size]} {letters[letter]}, [%rd21];\n"
+            )
         body.append(f"    ld.param.u64 %rd21, [a{len(self.kinds)}];\n    add.u64 %rd21, %rd21, %rd20;\n")
         for number, instruction in enumerate(self.instructions):
             size = SIZES[instruction.result]
@@ -217,7 +246,9 @@ class Family:
                 arity = instruction.model.__code__.co_argcount - len(instruction.model.__defaults__ or ())
                 code = f"{instruction.opcode} $d, " + ", ".join(f"${x}" for x in "abce"[:arity]) + ";"
             code = Template(code).substitute(letters, d=d)
-            body.append(f"    {code}\n    st.global.{WIDTHS[size]} [%rd21 + {number * 8 * self.threads}], {d};\n")
+            body.append(
+                f"    {code}\n    st.global.{WIDTHS[size]} [%rd21 + {number * 8 * self.threads}], {d};\n"
+            )
         return kernel("".join(body), len(self.kinds) + 1, self.arch)
 
     threads = 512
@@ -227,15 +258,23 @@ class Family:
         arrays = []
         for n in range(len(self.kinds)):
             column = np.zeros(self.threads, np.uint64)
-            column[:len(rows)] = [row[n] for row in rows]
-            column[len(rows):] = rows[0][n]
+            column[: len(rows)] = [row[n] for row in rows]
+            column[len(rows) :] = rows[0][n]
             arrays.append(column)
         arrays.append(np.zeros((len(self.instructions), self.threads), np.uint64))
         covers = tuple(c for i in self.instructions for c in (i.covers or (i.opcode,)))
-        made = Program(self.name, self.text, self.section, covers, lambda: arrays, lambda arrays: None,
-                       threads=len(rows), arch=self.arch)
+        made = Program(
+            self.name,
+            self.text,
+            self.section,
+            covers,
+            lambda: arrays,
+            lambda arrays: None,
+            threads=len(rows),
+            arch=self.arch,
+        )
         results = run(made)[-1]
-        return {i.opcode: [int(v) for v in results[n, :len(rows)]] for n, i in enumerate(self.instructions)}
+        return {i.opcode: [int(v) for v in results[n, : len(rows)]] for n, i in enumerate(self.instructions)}
 
     def verify(self, instruction, rows, results):
         """Assert that an instruction's results are those of its model."""
@@ -256,7 +295,9 @@ class Family:
         for row, one, other in zip(rows, gpu, emulated):
             expected = instruction.model(*(signed(x, kind) for x, kind in zip(row[:count], self.kinds)))
             if isinstance(expected, int):
-                assert one == other, f"{instruction.opcode}({', '.join(map(hex, row[:count]))}): {one:#x}, {other:#x}"
+                assert one == other, (
+                    f"{instruction.opcode}({', '.join(map(hex, row[:count]))}): {one:#x}, {other:#x}"
+                )
 
 
 @functools.cache

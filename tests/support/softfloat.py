@@ -1,8 +1,9 @@
 """IEEE 754 arithmetic on bit patterns, by rational numbers: slow, exact, and written without the emulator.
 
-A format is ``(exponent bits, fraction bits)``. Operations take and give bit patterns as Python ints; NaN results
-are the ``nan`` pattern of the format.
+A format is ``(exponent bits, fraction bits)``. Operations take and give bit patterns as Python ints; NaN
+results are the ``nan`` pattern of the format.
 """
+
 from fractions import Fraction
 from math import isqrt
 from typing import NamedTuple
@@ -70,8 +71,13 @@ def rounded(number, form, mode="rn", sign=False):
     exponent -= size < Fraction(2) ** exponent
     exponent = max(exponent, form.low)
     count, rest = divmod(size / Fraction(2) ** (exponent - form.fraction_bits), 1)
-    away = {"rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and count % 2), "rna": rest >= Fraction(1, 2),
-            "rz": False, "rm": rest > 0 and below, "rp": rest > 0 and not below}[mode]
+    away = {
+        "rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and count % 2),
+        "rna": rest >= Fraction(1, 2),
+        "rz": False,
+        "rm": rest > 0 and below,
+        "rp": rest > 0 and not below,
+    }[mode]
     bits = ((exponent - form.low) << form.fraction_bits) + count + bool(away)
     if bits >= form.inf:
         outward = mode in ("rn", "rna") or (mode == "rm" and below) or (mode == "rp" and not below)
@@ -150,7 +156,7 @@ def sqrt(a, form, mode="rn"):
     if is_inf(a, form):
         return a
     shift = 2 * form.bits - form.low  # enough bits of the root below the last one of the result
-    scaled = value(a, form) * 4 ** shift
+    scaled = value(a, form) * 4**shift
     root = isqrt(scaled.numerator // scaled.denominator)
     inexact = root * root != scaled
     return rounded(Fraction(2 * root + inexact, 2 << shift), form, mode)
@@ -180,9 +186,11 @@ def convert(bits, source, to, mode="rn"):
 
 def less(a, b, form):
     """a < b for numbers, with -0 below +0."""
+
     def key(x):
         magnitude = x & (form.sign - 1)
         return -magnitude - 1 if negative(x, form) else magnitude
+
     return key(a) < key(b)
 
 
@@ -190,7 +198,20 @@ def samples(form):
     """Bit patterns where arithmetic goes wrong, of both signs."""
     one = rounded(Fraction(1), form)
     smallest = 1 << form.fraction_bits
-    positive = [0, 1, smallest - 1, smallest, smallest + 1, one, one + 1, one - 1, one + smallest // 2,
-                rounded(Fraction(1, 3), form), rounded(Fraction(5, 2), form), form.inf - 1, form.inf,
-                one + (form.fraction_bits + 1) * smallest + 1]
+    positive = [
+        0,
+        1,
+        smallest - 1,
+        smallest,
+        smallest + 1,
+        one,
+        one + 1,
+        one - 1,
+        one + smallest // 2,
+        rounded(Fraction(1, 3), form),
+        rounded(Fraction(5, 2), form),
+        form.inf - 1,
+        form.inf,
+        one + (form.fraction_bits + 1) * smallest + 1,
+    ]
     return positive + [x | form.sign for x in positive] + [form.inf + smallest // 2, form.inf + 1 | form.sign]
