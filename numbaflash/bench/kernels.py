@@ -24,13 +24,13 @@ HELP = "registers, spills and shared memory of the CUDA kernels, held to their l
 REGISTER_FILE, MOST_REGISTERS, WARP_UNIT = 65536, 255, 8
 RESERVED = 1024
 """Shared memory that the driver takes of every block, beyond the limit of one block."""
-TENSOR = "_sm80_"
-"""In the name of a kernel that uses tensor cores."""
+TENSOR, CONVERTS = "_sm80_", "_reduced_"
+"""In the names of kernels that use tensor cores, but for those that only convert their sums."""
 MATRIX = "mma.sync"
 COLUMNS = (
     report.Column("arch", "arch", -7),
     report.Column("kernel", "kernel", -50),
-    report.Column("style", "style", -10),
+    report.Column("style", "style", -13),
     report.Column("registers", "reg", 3),
     report.Column("spills", "spill", 5),
     report.Column("stack", "local", 5),
@@ -130,7 +130,7 @@ def measure(kernel: variants.Kernel) -> dict[str, Any]:
         max_registers=spec.max_registers,
     )
     matrix = None
-    if TENSOR in spec.name:
+    if TENSOR in spec.name and CONVERTS not in spec.name:
         text = compile_ptx(
             spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds
         )

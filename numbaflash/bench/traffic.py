@@ -243,7 +243,10 @@ def complexity(rows: list[dict[str, Any]]) -> bool:
         for row in rows
         if row["kernel"] == "tiled" and row["pass"] == FORWARD and row["n"] == n and row["d"] == d
     }
-    print("   block_q   tile of Q, bytes (M)   K and V read, bytes   that x M / (N^2 D^2)")
+    if counted:
+        print("   block_q   tile of Q, bytes (M)   K and V read, bytes   that x M / (N^2 D^2)")
+    else:
+        print("   Tile sizes are not counted in a quick run; this is by the formula.")
     constants = []
     for block_q, row in sorted(counted.items()):
         m = block_q * d * movement.FLOAT

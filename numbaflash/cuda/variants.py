@@ -28,6 +28,9 @@ PLANNERS = {"simt": simt_plan, "tensor": plan_sm80}
 DIRECTIONS = ("forward", "backward")
 STYLES = ("plain", "everything", "strided")
 """No options, aligned; every option at once; every option on arrays that no 16-byte access can read."""
+DETERMINISTIC = ("deterministic", "deterministic-everything")
+"""Of gradients on tensor cores besides: bit-equal ones, without options and with all of them."""
+PLAIN = ("plain", "deterministic")
 FULL = ("sm_80", "sm_90a")
 """Architectures for which everything is compiled; the others take the sample."""
 SAMPLED = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a")
@@ -43,6 +46,7 @@ SAMPLE = (
     "tensor-forward-bfloat16-d128-everything",
     "tensor-forward-tf32-d64-plain",
     "tensor-backward-bfloat16-d64-plain",
+    "tensor-backward-bfloat16-d64-deterministic",
 )
 """Patterns of names: one of each kind, at the sizes that are used most or are the tightest."""
 SAMPLE_ELSEWHERE = (
@@ -68,7 +72,7 @@ class Variant(NamedTuple):
     dim : int
         Head dimension, of values too.
     style : str
-        One of `STYLES`.
+        One of `STYLES` or `DETERMINISTIC`.
     """
 
     family: str
@@ -91,7 +95,8 @@ def _variants() -> Iterator[Variant]:
         for direction in DIRECTIONS:
             for kind in kinds:
                 for dim in dims:
-                    yield from (Variant(family, direction, kind, dim, style) for style in STYLES)
+                    styles = STYLES + DETERMINISTIC * (family == "tensor" and direction == "backward")
+                    yield from (Variant(family, direction, kind, dim, style) for style in styles)
     for kind, dim in FORWARD_WORDS:
         yield from (Variant("tensor", "forward", kind, dim, style) for style in STYLES)
 
@@ -133,7 +138,7 @@ def plan_of(name: str, arch: str) -> Plan:
         else np.zeros(problem.score.bias_shape, problem.compute_dtype)
     )
     dsinks = None if problem.sinks is None else np.zeros(problem.sinks.shape)
-    dlse = None if variant.style == "plain" else np.zeros_like(lse)
+    dlse = None if variant.style in PLAIN else np.zeros_like(lse)
     return planner.plan_backward(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch)
 
 
@@ -169,7 +174,8 @@ def _problem(variant: Variant) -> Problem:
     dtype = next(one for one in FLOATING if one.name == ("float32" if words else variant.kind))
     q, k, v = (_array((1, HEADS, ROWS, variant.dim), dtype, variant) for _ in range(3))
     options = {"precision": variant.kind} if words else {}
-    if variant.style != "plain":
+    options["deterministic"] = variant.style in DETERMINISTIC
+    if variant.style not in PLAIN:
         options |= {
             "causal": True,
             "softcap": 2.0,

@@ -93,7 +93,13 @@ def test_each_kernel_is_compiled_once_and_every_family_is_in_the_sample():
     assert {(one.family, one.direction) for one in sample} == {
         (family, direction) for family in variants.PLANNERS for direction in variants.DIRECTIONS
     }
-    assert {one.style for one in sample} == set(variants.STYLES)
+    assert {one.style for one in sample} >= set(variants.STYLES)
+
+
+def test_gradients_on_tensor_cores_are_gated_bit_equal_and_not():
+    names = variants.select(("tensor-backward-bfloat16-d64-*",))
+    found = {one.planned.kernel.name.split("_sm80")[0] for one in variants.kernels(names, "sm_80")}
+    assert {"backward_keys", "backward_queries", "backward_reduced"} <= found
 
 
 def test_every_pattern_of_the_samples_names_something():
