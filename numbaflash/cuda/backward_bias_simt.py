@@ -1,9 +1,12 @@
 """Gradients of bias and sinks on any GPU, without atomics.
 
-A block owns a tile of the bias and sums dS over all that shared it: sequences and heads where those axes were
-broadcast, and then the rows or columns of the tile itself.  One fixed order, so equal to the bit from run to run.
+A block owns a tile of the bias and sums dS over all that shared it: sequences and heads where those axes
+were broadcast, and then the rows or columns of the tile itself.  One fixed order, so equal to the bit from
+run to run.
 
-    dbias = dS,    dsink = -sum_i exp(sink - lse_i) delta_i     (the sink is a key whose value is 0, so its dP is 0)
+    dbias = dS,    dsink = -sum_i exp(sink - lse_i) delta_i
+
+where the last holds because the sink is a key whose value, and so its dP, is 0.
 """
 import math
 from collections.abc import Callable
@@ -27,13 +30,16 @@ SINK_BYTES = 8 * (SINK_THREADS // WARP)
 
 @lru_cache(maxsize=None)
 def make_dbias(config: SimtConfig) -> Callable:
-    """The kernel of dbias: ``dbias_simt(back)``, one block per `block_rows` x `block_columns` of ``bias_shape``."""
+    """The kernel of dbias: ``dbias_simt(back)``, one block per `block_rows` x `block_columns` of
+    ``bias_shape``."""
     number, zero = NUMBER[config.compute], NUMBER[config.compute](0)
     rows, columns, sliced = config.rows, config.columns, config.sliced
     block_rows, block_columns, threads = config.block_rows, config.block_columns, config.threads
-    count, rows_per_warp, size, pitch = rows * columns, ROW_LANES * rows, config.size, config.probability_pitch
+    count, rows_per_warp, size, pitch = (
+        rows * columns, ROW_LANES * rows, config.size, config.probability_pitch)
     layout = Layout(config)
-    a_first_at, a_second_at, b_first_at, b_second_at = layout.a_first, layout.a_second, layout.b_first, layout.b_second
+    a_first_at, a_second_at, b_first_at, b_second_at = (
+        layout.a_first, layout.a_second, layout.b_first, layout.b_second)
     weights_at = layout.weights
     loads = make_loads(config, keys=False)
     load_a_first, load_a_second, load_b_first, load_b_second = loads
@@ -90,7 +96,8 @@ def make_dbias(config: SimtConfig) -> Callable:
                 dout = row_zero(back.dout, batch, int64(head), start)
                 stages, draw = load_stages(call, place), load_draw(call, place)
                 a_first_rows, a_second_rows, b_first_rows, b_second_rows = operands(call, back, segment, dout)
-                first_tile, end_tile = covered(row_tile, shape.rows, (segment.q_length + block_rows - 1) // block_rows)
+                first_tile, end_tile = covered(row_tile, shape.rows,
+                                               (segment.q_length + block_rows - 1) // block_rows)
                 for tile in range(first_tile, end_tile):
                     row_lo = int32(tile * block_rows)
                     row = int32(row_lo + lane.own)
@@ -112,8 +119,9 @@ def make_dbias(config: SimtConfig) -> Callable:
                             load_tile(load_b_first, b_first_at, b_first, call.head_dim, lane)
                             load_tile(load_b_second, b_second_at, b_second, call.value_dim, lane)
                             cuda.syncthreads()
-                        tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second,
-                                      b_first, b_second, row, row_end, int32(column_lo + lane.column), True, lane)
+                        tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first,
+                                      a_second, b_first, b_second, row, row_end,
+                                      int32(column_lo + lane.column), True, lane)
                         add_all(total, s, row, row_end)
 
         put_weights(total, lane.weights)
@@ -149,7 +157,8 @@ def make_dbias(config: SimtConfig) -> Callable:
 
 @lru_cache(maxsize=None)
 def make_dsinks(compute: str) -> Callable:
-    """The kernel of dsinks: ``dsinks_simt(back)``, a block of `SINK_THREADS` threads per head, sums in float64."""
+    """The kernel of dsinks: ``dsinks_simt(back)``, a block of `SINK_THREADS` threads per head, sums in
+    float64."""
     number, exp2 = NUMBER[compute], EXP2[compute]
     log2_e, infinity = number(LOG2_E), number(math.inf)
     read_native = NATIVE_NUMBER[compute]

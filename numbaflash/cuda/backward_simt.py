@@ -1,14 +1,14 @@
 """Gradients on any GPU: FlashAttention-2's recomputing backward pass in plain multiply-adds, without atomics.
 
-Three kernels: delta = rowsum(dout * out) - dlse; dk and dv by blocks that own keys and run through the query tiles
-of every head of their group; dq by blocks that own queries.  Each number of a gradient is summed by one thread in a
-fixed order, so results are equal to the bit from run to run.  `backward_bias_simt` has the gradients of bias and
-sinks.
+Three kernels: delta = rowsum(dout * out) - dlse; dk and dv by blocks that own keys and run through the
+query tiles of every head of their group; dq by blocks that own queries.  Each number of a gradient is
+summed by one thread in a fixed order, so results are equal to the bit from run to run.
+`backward_bias_simt` has the gradients of bias and sinks.
 
-The two large kernels are one function: both own rows and let columns stream past (see `simt_gradients`).  Per tile:
-columns arrive | P and dS | products, where a bar is a barrier of the block, and weights cross shared memory within
-one warp.  Head dimensions past the last class run slice by slice, and the columns of the results are then split over
-the y axis of the grid, each with a recomputation of its own.
+The two large kernels are one function: both own rows and let columns stream past (see `simt_gradients`).
+Per tile: columns arrive | P and dS | products, where a bar is a barrier of the block, and weights cross
+shared memory within one warp.  Head dimensions past the last class run slice by slice, and the columns of
+the results are then split over the y axis of the grid, each with a recomputation of its own.
 
 Dao, "FlashAttention-2", 2023, algorithm 2.
 """
@@ -38,7 +38,8 @@ def sync_warp():
 
 @lru_cache(maxsize=None)
 def make_delta(config: SimtConfig) -> Callable:
-    """The kernel of delta: ``delta_simt(back)``, with a `BackwardCall`; a block has `block_rows` rows of a head."""
+    """The kernel of delta: ``delta_simt(back)``, with a `BackwardCall`; a block has `block_rows` rows of a
+    head."""
     number, zero = NUMBER[config.compute], NUMBER[config.compute](0)
     block_rows, per_pass = config.block_rows, ROW_LANES * config.warps
     size = SIZE[config.out_dtype]
@@ -102,7 +103,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
     """
     number, zero = NUMBER[config.compute], NUMBER[config.compute](0)
     rows, columns, lanes, warps = config.rows, config.columns, config.lanes, config.warps
-    block_rows, block_columns, general, sliced = config.block_rows, config.block_columns, config.general, config.sliced
+    block_rows, block_columns, general, sliced = (
+        config.block_rows, config.block_columns, config.general, config.sliced)
     first_width, second_width = config.head_dim, config.value_dim
     first_pitch, second_pitch = config.pitch(first_width), config.pitch(second_width)
     count, rows_per_warp = rows * columns, ROW_LANES * rows
@@ -110,7 +112,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
     first_count, second_count = rows * first_per_row, rows * second_per_row if keys else 1
     stats_count = columns if keys else rows
     layout = Layout(config)
-    a_first_at, a_second_at, b_first_at, b_second_at = layout.a_first, layout.a_second, layout.b_first, layout.b_second
+    a_first_at, a_second_at, b_first_at, b_second_at = (
+        layout.a_first, layout.a_second, layout.b_first, layout.b_second)
     flags_at = layout.flags
     loads = make_loads(config, keys=keys)
     load_a_first, load_a_second, load_b_first, load_b_second = loads
@@ -146,7 +149,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
 
         def put_piece(at, acc, address):
             i, n = at // pieces, at % pieces
-            store_vector(int32(address + i * (ROW_LANES * pitch) + n * (COLUMN_LANES * VECTOR_BYTES)), acc, at)
+            store_vector(int32(address + i * (ROW_LANES * pitch) + n * (COLUMN_LANES * VECTOR_BYTES)), acc,
+                         at)
 
         scale_all, put_pieces = unrolled(rows * pieces * lanes, scale_one), unrolled(rows * pieces, put_piece)
 
@@ -168,7 +172,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
         """The two streaming tiles, and whether anything in them is not finite, for all warps to see."""
         bad = zero
         if first_here > 0:
-            bad += load_b_first(int32(lane.shared + b_first_at), b_first.address + int64(first_lo) * b_first.column,
+            bad += load_b_first(int32(lane.shared + b_first_at),
+                                b_first.address + int64(first_lo) * b_first.column,
                                 b_first.row, b_first.column, b_first.count, first_here, lane.thread)
         if second_here > 0:
             bad += load_b_second(int32(lane.shared + b_second_at),
@@ -192,7 +197,7 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
         tile_index = place.tile
         if keys:
             if call.work == 0:
-                tile_index = int32(call.tiles - 1 - place.tile)     # under a causal mask the first keys are heavy
+                tile_index = int32(call.tiles - 1 - place.tile)     # causal: the first keys are heavy
         row_lo = int32(tile_index * block_rows)
         row = int32(row_lo + lane.own)
         first_lo, second_lo = int32(cuda.blockIdx.y * first_width), int32(cuda.blockIdx.y * second_width)
@@ -222,7 +227,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
             if not sliced:
                 if member == 0:
                     if call.head_dim > 0:
-                        load_a_first(int32(lane.shared + a_first_at), a_first.address, a_first.row, a_first.column,
+                        load_a_first(int32(lane.shared + a_first_at), a_first.address, a_first.row,
+                                     a_first.column,
                                      a_first.count, call.head_dim, lane.thread)
                     if call.value_dim > 0:
                         load_a_second(int32(lane.shared + a_second_at), a_second.address, a_second.row,
@@ -236,7 +242,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
                 b_first_tile = shifted(b_first, column_lo, block_columns)
                 b_second_tile = shifted(b_second, column_lo, block_columns)
                 if keys:
-                    load_stats(negative_lse, delta, call, back, segment, batch, int64(head), start, first_column)
+                    load_stats(negative_lse, delta, call, back, segment, batch, int64(head), start,
+                               first_column)
                 if not sliced:
                     cuda.syncthreads()
                     load_columns(b_first_tile, b_second_tile, 0, 0, call.head_dim, call.value_dim, lane)
@@ -246,7 +253,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
                               b_first_tile, b_second_tile, row, row_end, first_column, edge, lane)
                 if sliced:
                     cuda.syncthreads()
-                    load_columns(b_first_tile, b_second_tile, first_lo, second_lo, first_here, second_here, lane)
+                    load_columns(b_first_tile, b_second_tile, first_lo, second_lo, first_here, second_here,
+                                 lane)
                     cuda.syncthreads()
                 found = any_found(lane)
                 length = b_first_tile.count
@@ -254,7 +262,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
                 if keys:
                     if second_here > 0:
                         join_second(acc_second, lane.row_weights,
-                                    int32(lane.shared + b_second_at + lane.column * VECTOR_BYTES), length, found)
+                                    int32(lane.shared + b_second_at + lane.column * VECTOR_BYTES), length,
+                                    found)
                     sync_warp()
                 put_weights(s, lane.weights)
                 sync_warp()
@@ -269,7 +278,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
             finish_first(acc_first, scale, lane, row_zero(back.dk, batch, int64(place.head), start)
                          + int64(first_lo) * back.dk.column, back.dk.row, back.dk.column, length, first_here)
             finish_second(acc_second, number(1), lane, row_zero(back.dv, batch, int64(place.head), start)
-                          + int64(second_lo) * back.dv.column, back.dv.row, back.dv.column, length, second_here)
+                          + int64(second_lo) * back.dv.column, back.dv.row, back.dv.column, length,
+                          second_here)
         else:
             batch, start = column(call, place, Q_BATCH), column(call, place, Q_START) + row_lo
             finish_first(acc_first, scale, lane, row_zero(back.dq, batch, int64(place.head), start)

@@ -1,10 +1,10 @@
 """Forward attention on any GPU: FlashAttention-2's tiles and online softmax in plain multiply-adds.
 
-A block owns `block_rows` queries of one head (and, past 256 value columns, one group of them).  Its queries stay in
-shared memory; keys and values stream through one tile that both take in turn, so two blocks fit where one tile
-each would not.  Scores, their running maxima and sums, and the result stay in registers; weights cross shared
-memory between the lanes of one warp.  Tiles that no query of the block sees are never loaded, and only those at
-the edges of what it sees are masked.
+A block owns `block_rows` queries of one head (and, past 256 value columns, one group of them).  Its queries
+stay in shared memory; keys and values stream through one tile that both take in turn, so two blocks fit
+where one tile each would not.  Scores, their running maxima and sums, and the result stay in registers;
+weights cross shared memory between the lanes of one warp.  Tiles that no query of the block sees are never
+loaded, and only those at the edges of what it sees are masked.
 
 Per key tile: keys arrive | scores | values arrive, softmax | result; each bar is a barrier of the block.
 
@@ -22,7 +22,8 @@ from numbaflash.cuda.products import make_combine, make_combine_visible, make_do
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_scores import load_draw, make_scores
 from numbaflash.cuda.simt_softmax import LOG2_E, make_softmax
-from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store
+from numbaflash.cuda.simt_tiles import (
+    LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store)
 from numbaflash.cuda.tiles import Q_BATCH, Q_START, column, load_segment, locate, row_zero, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 
@@ -105,7 +106,8 @@ def make_forward(config: SimtConfig) -> Callable:
 
     def put_result(at, acc, address):
         i, n = at // pieces, at % pieces
-        store_vector(int32(address + i * (ROW_LANES * value_pitch) + n * (COLUMN_LANES * lanes * size)), acc, at)
+        store_vector(int32(address + i * (ROW_LANES * value_pitch) + n * (COLUMN_LANES * lanes * size)), acc,
+                     at)
 
     def share_one(j, i, acc, share):
         acc[i * per_row + j] *= share
@@ -121,7 +123,8 @@ def make_forward(config: SimtConfig) -> Callable:
         top[i] = -infinity
         total[i] = zero
 
-    hide, finish_rows, put_results = unrolled(rows, hide_row), unrolled(rows, finish_row), unrolled(rows * pieces, put_result)
+    hide, finish_rows, put_results = (
+        unrolled(rows, hide_row), unrolled(rows, finish_row), unrolled(rows * pieces, put_result))
     clear_result, start_rows = unrolled(result_count, clear_one), unrolled(rows, start_row)
     clear_scores, scale_scores = unrolled(scores_count, clear_one), unrolled(scores_count, scale_one)
     put_weights, get_scores = unrolled(scores_count, put_weight), unrolled(scores_count, get_score)
@@ -135,7 +138,8 @@ def make_forward(config: SimtConfig) -> Callable:
             for first in range(0, call.head_dim, head_dim):
                 width = int32(min(call.head_dim - first, head_dim))
                 cuda.syncthreads()
-                load_queries(int32(shared + queries_at), segment.q + int64(row_lo) * call.q.row + first * call.q.column,
+                load_queries(int32(shared + queries_at),
+                             segment.q + int64(row_lo) * call.q.row + first * call.q.column,
                              call.q.row, call.q.column, here, width, thread)
                 load_keys(int32(shared + stream_at), key_address + first * call.k.column,
                           call.k.row, call.k.column, keys, width, thread)
@@ -143,7 +147,8 @@ def make_forward(config: SimtConfig) -> Callable:
                 dot(s, a, b, int32((width + lanes - 1) // lanes))
         elif call.head_dim > 0:
             cuda.syncthreads()
-            load_keys(int32(shared + stream_at), key_address, call.k.row, call.k.column, keys, call.head_dim, thread)
+            load_keys(int32(shared + stream_at), key_address, call.k.row, call.k.column, keys, call.head_dim,
+                      thread)
             cuda.syncthreads()
             dot(s, a, b, int32((call.head_dim + lanes - 1) // lanes))
 
@@ -195,7 +200,8 @@ def make_forward(config: SimtConfig) -> Callable:
             cuda.syncthreads()
             if width > 0:
                 bad = load_values(
-                    int32(shared + stream_at), segment.v + int64(key_lo) * call.v.row + int64(value_lo) * call.v.column,
+                    int32(shared + stream_at),
+                    segment.v + int64(key_lo) * call.v.row + int64(value_lo) * call.v.column,
                     call.v.row, call.v.column, keys, width, thread)
                 found = ptx.vote_any(bad != bad)
                 if lane == 0:
@@ -238,7 +244,8 @@ def make_forward(config: SimtConfig) -> Callable:
         result = int32(shared + own * value_pitch + column_lane * (lanes * size))
         put_results(acc, result)
         cuda.syncthreads()
-        store_result(shared, row_zero(call.out, batch, int64(place.head), start) + int64(value_lo) * call.out.column,
+        out = row_zero(call.out, batch, int64(place.head), start)
+        store_result(shared, out + int64(value_lo) * call.out.column,
                      call.out.row, call.out.column, here, width, thread)
 
     return forward_simt

@@ -1,10 +1,10 @@
 """Device functions that LLVM inlines, compiled without a GPU.
 
-``cuda.jit(device=True, inline="always")`` needs no GPU either, but inlines before types are known: every call
-copies and re-analyses the whole function, and the time grows with the square of a kernel's size.  With
-``forceinline`` each function is compiled once and the machine code is the same (measured on the SIMT kernels: 2 to
-4 times faster, equal registers).  Its price: Numba asks the current device for its architecture, which
-`compiling_for` answers.
+``cuda.jit(device=True, inline="always")`` needs no GPU either, but inlines before types are known: every
+call copies and re-analyses the whole function, and the time grows with the square of a kernel's size.  With
+``forceinline`` each function is compiled once and the machine code is the same (measured on the SIMT
+kernels: 2 to 4 times faster, equal registers).  Its price: Numba asks the current device for its
+architecture, which `compiling_for` answers.
 """
 from collections.abc import Iterator
 from contextlib import contextmanager

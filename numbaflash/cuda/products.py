@@ -1,9 +1,10 @@
 """Register-blocked products of tiles in shared memory, in plain fused multiply-adds.
 
-Where the operands lie is told in `simt_config`: each thread holds ``rows`` x ``columns`` numbers of a product in
-a local array, row by row.  Per 16 bytes along the summed axis a thread loads ``rows + columns`` vectors for
-``4 * rows * columns`` float32 multiply-adds.  The loops over a thread's own numbers are unrolled by construction; the loop along
-the summed axis has a run-time length, which also ends it early where a tile is not full.
+Where the operands lie is told in `simt_config`: each thread holds ``rows`` x ``columns`` numbers of a
+product in a local array, row by row.  Per 16 bytes along the summed axis a thread loads ``rows + columns``
+vectors for ``4 * rows * columns`` float32 multiply-adds.  The loops over a thread's own numbers are
+unrolled by construction; the loop along the summed axis has a run-time length, which also ends it early
+where a tile is not full.
 """
 import math
 from collections.abc import Callable
@@ -57,8 +58,8 @@ def make_dot(config: SimtConfig, width: int) -> Callable:
 def make_combine(config: SimtConfig, width: int) -> Callable:
     """``combine(acc, p, v, steps)``: acc += P V, with P `rows` per thread and V rows of `width` columns.
 
-    `p` is the address of the thread's first row of P, `v` of its first piece of row 0 of V; `steps` counts pieces
-    of 16 bytes along the rows of P.
+    `p` is the address of the thread's first row of P, `v` of its first piece of row 0 of V; `steps` counts
+    pieces of 16 bytes along the rows of P.
     """
     rows, lanes = config.rows, config.lanes
     pieces = width // (COLUMN_LANES * lanes)
@@ -105,7 +106,8 @@ def make_combine_visible(config: SimtConfig, width: int) -> Callable:
     """
     rows, lanes = config.rows, config.lanes
     pieces = width // (COLUMN_LANES * lanes)
-    number, load, load_number = NUMBER[config.compute], LOAD_SHARED[config.compute], LOAD_NUMBER[config.compute]
+    number, load, load_number = (
+        NUMBER[config.compute], LOAD_SHARED[config.compute], LOAD_NUMBER[config.compute])
     p_step, v_pitch = ROW_LANES * config.probability_pitch, config.pitch(width)
     piece_step, size = COLUMN_LANES * VECTOR_BYTES, config.size
     per_row = pieces * lanes

@@ -1,11 +1,12 @@
 """Tile sizes of the SIMT kernels: one checked record per compiled variant, and the tables that choose it.
 
-A block computes ``block_rows`` x ``block_columns`` scores at a time.  Forward and for dq, rows are queries and
-columns keys; for dk and dv it is the other way round.  Row tiles stay in shared memory, column tiles stream past.
+A block computes ``block_rows`` x ``block_columns`` scores at a time.  Forward and for dq, rows are queries
+and columns keys; for dk and dv it is the other way round.  Row tiles stay in shared memory, column tiles
+stream past.
 
-The lanes of a warp stand 4 x 8, and a warp owns its rows: lane (r, c) holds the scores of rows ``r + 4 i`` and
-columns ``c + 8 j``, so that a row is reduced by three shuffles and probabilities never leave the warp.  The same
-lane accumulates, of its rows, the 16-byte pieces ``c + 8 n`` of the result.
+The lanes of a warp stand 4 x 8, and a warp owns its rows: lane (r, c) holds the scores of rows ``r + 4 i``
+and columns ``c + 8 j``, so that a row is reduced by three shuffles and probabilities never leave the warp.
+The same lane accumulates, of its rows, the 16-byte pieces ``c + 8 n`` of the result.
 """
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from numbaflash.arrays import FLOATING
 
 ROW_LANES, COLUMN_LANES, WARP = 4, 8, 32
 VECTOR_BYTES = 16
-"""Bytes of the widest access; a row in shared memory is padded by as much, so that eight rows hit all banks."""
+"""Bytes of the widest access; a row in shared memory is padded by as much, so that eight rows hit all
+banks."""
 PROBABILITY_PAD = 8
 """Numbers behind each row of probabilities: the four row lanes then write to disjoint banks."""
 
@@ -25,7 +27,8 @@ SLICE = 64
 """Columns of q and k held at a time where the head dimension exceeds the last class."""
 DTYPES = tuple(dtype.name for dtype in FLOATING)
 
-SHARED_LIMIT = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_90a": 227 << 10,
+SHARED_LIMIT = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10,
+                "sm_90a": 227 << 10,
                 "sm_100": 227 << 10, "sm_100a": 227 << 10, "sm_103": 227 << 10, "sm_103a": 227 << 10}
 """Shared memory that one block may ask for."""
 SMALL_SHARED = 99 << 10
@@ -69,7 +72,8 @@ class SimtConfig(_Fields):
     vector : bool
         Every row of every array can be read in 16-byte pieces.
     general : bool
-        The code of softcap, bias, ALiBi, mask and dropout is there; which of them are on is a run-time matter.
+        The code of softcap, bias, ALiBi, mask and dropout is there; which of them are on is a run-time
+        matter.
     bias_dtype : str
         Of the bias; any where there is none.
 
@@ -95,7 +99,8 @@ class SimtConfig(_Fields):
         if self.sliced and self.head_dim != SLICE:
             raise ValueError(f"head_dim of a sliced kernel must be {SLICE}, not {self.head_dim}")
         if self.rows > COLUMN_LANES:
-            raise ValueError(f"rows must be at most {COLUMN_LANES}, one per lane that stores lse, not {self.rows}")
+            raise ValueError(f"rows must be at most {COLUMN_LANES}, one per lane that stores lse, "
+                             f"not {self.rows}")
         return self
 
     @property
@@ -137,9 +142,11 @@ class SimtConfig(_Fields):
     @property
     def name(self) -> str:
         """For profiles and messages."""
-        flags = "".join(letter for letter, on in (("s", self.sliced), ("v", self.vector), ("g", self.general)) if on)
-        return (f"{self.dtype}_{self.out_dtype}_{self.head_dim}x{self.value_dim}_{self.block_rows}x{self.block_columns}"
-                f"{'_' if flags else ''}{flags}{'_' + self.bias_dtype if self.general else ''}")
+        flags = "".join(
+            letter for letter, on in (("s", self.sliced), ("v", self.vector), ("g", self.general)) if on)
+        parts = [self.dtype, self.out_dtype, f"{self.head_dim}x{self.value_dim}",
+                 f"{self.block_rows}x{self.block_columns}", flags, self.bias_dtype if self.general else ""]
+        return "_".join(filter(None, parts))
 
 
 def dimension_class(dim: int) -> int:

@@ -1,9 +1,12 @@
 """From tiles of q, k, v and dout to P and dS of one tile: what all SIMT backward kernels share.
 
-    x = score - lse,   P = exp(x),   dP = dO V^T,   dS = Z P dP - P delta     (Z: dropout; Dao et al., 2022, B.2)
+    x = score - lse,   P = exp(x),   dP = dO V^T,   dS = Z P dP - P delta
 
-A block owns rows and lets columns stream past: rows are keys where it computes dk and dv (`keys`), else queries.
-Either side has two operands: the first, k or q, makes the scores, the second, v or dout, makes dP.
+with Z from dropout (Dao et al., 2022, appendix B.2).
+
+A block owns rows and lets columns stream past: rows are keys where it computes dk and dv (`keys`), else
+queries.  Either side has two operands: the first, k or q, makes the scores, the second, v or dout, makes
+dP.
 """
 import math
 from collections.abc import Callable
@@ -23,7 +26,8 @@ from numbaflash.cuda.unroll import unrolled
 
 
 class Layout:
-    """Byte offsets of a block's shared memory: tiles of its rows, tiles that stream past, weights, derivatives."""
+    """Byte offsets of a block's shared memory: tiles of its rows, tiles that stream past, weights,
+    derivatives."""
 
     def __init__(self, config: SimtConfig) -> None:
         first, second = config.pitch(config.head_dim), config.pitch(config.value_dim)
@@ -60,7 +64,8 @@ class Lane(NamedTuple):
     a_first, a_second, b_first, b_second : int
         The thread's first row of the four tiles.
     row_weights : int
-        The thread's first row of weights; `weights` and `slopes` are its first number of weights and derivatives.
+        The thread's first row of weights; `weights` and `slopes` are its first number of weights and
+        derivatives.
     """
 
     thread: int
@@ -102,7 +107,8 @@ def make_loads(config: SimtConfig, *, keys: bool) -> Loads:
     """The loaders of a block's tiles, see `simt_tiles.make_load`; dout has the dtype of out."""
     a_dtype, b_dtype = (config.dtype, config.out_dtype) if keys else (config.out_dtype, config.dtype)
     return Loads(
-        make_load(config, config.block_rows, config.head_dim), make_load(config, config.block_rows, config.value_dim, a_dtype),
+        make_load(config, config.block_rows, config.head_dim),
+        make_load(config, config.block_rows, config.value_dim, a_dtype),
         make_load(config, config.block_columns, config.head_dim),
         make_load(config, config.block_columns, config.value_dim, b_dtype),
     )
@@ -114,24 +120,29 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     ``lane_of(thread)`` gives the `Lane`.
     ``operands(call, back, segment, dout)`` gives the four operands from row 0 on.
     ``shifted(rows, first, length, block)`` gives the `Rows` of the tile that starts at row `first`.
-    ``load_stats(negative_lse, delta, call, back, segment, place, first)`` fetches what belongs to the thread's
-    queries; -inf stands for the lse of a row that sees nothing.
+    ``load_stats(negative_lse, delta, call, back, segment, place, first)`` fetches what belongs to the
+    thread's queries; -inf stands for the lse of a row that sees nothing.
     ``seen_tiles(segment, row_lo)`` is `tile_range` for either side.
-    ``tile_gradient(...)`` leaves dS in `s`, and Z P in the thread's own weights; hidden pairs are -0.0 in both.
-    dS is that of the product, or if not `capped` that of the score behind the softcap, as the bias needs it.
+    ``tile_gradient(...)`` leaves dS in `s`, and Z P in the thread's own weights; hidden pairs are -0.0 in
+    both.  dS is that of the product, or if not `capped` that of the score behind the softcap, as the bias
+    needs it.
     """
     number, size = NUMBER[config.compute], config.size
-    rows, columns, lanes, general, sliced = config.rows, config.columns, config.lanes, config.general, config.sliced
+    rows, columns, lanes, general, sliced = (
+        config.rows, config.columns, config.lanes, config.general, config.sliced)
     block_rows, block_columns = config.block_rows, config.block_columns
     first_width, second_width = config.head_dim, config.value_dim
-    first_pitch, second_pitch, weight_pitch = config.pitch(first_width), config.pitch(second_width), config.probability_pitch
+    first_pitch, second_pitch, weight_pitch = (
+        config.pitch(first_width), config.pitch(second_width), config.probability_pitch)
     row_step, column_step = ROW_LANES * weight_pitch, COLUMN_LANES * size
     layout = Layout(config)
-    a_first_at, a_second_at, b_first_at, b_second_at = layout.a_first, layout.a_second, layout.b_first, layout.b_second
+    a_first_at, a_second_at, b_first_at, b_second_at = (
+        layout.a_first, layout.a_second, layout.b_first, layout.b_second)
     weights_at, slopes_at = layout.weights, layout.slopes
     count, rows_per_warp = rows * columns, ROW_LANES * rows
     stats_count, stats_step = (columns, COLUMN_LANES) if keys else (rows, ROW_LANES)
-    load_number, store_number, exp2 = LOAD_NUMBER[config.compute], STORE_NUMBER[config.compute], EXP2[config.compute]
+    load_number, store_number, exp2 = (
+        LOAD_NUMBER[config.compute], STORE_NUMBER[config.compute], EXP2[config.compute])
     read_number = NATIVE_NUMBER[config.compute]
     infinity, zero, hidden, one = number(math.inf), number(0), number(-0.0), number(1)
     log2_e = number(LOG2_E)
@@ -148,7 +159,8 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
         return Lane(
             thread, int32(warp), own, column, shared,
             int32(shared + a_first_at + own * first_pitch), int32(shared + a_second_at + own * second_pitch),
-            int32(shared + b_first_at + column * first_pitch), int32(shared + b_second_at + column * second_pitch),
+            int32(shared + b_first_at + column * first_pitch),
+            int32(shared + b_second_at + column * second_pitch),
             row_weights, int32(row_weights + column * size),
             int32(row_weights + slopes_at - weights_at + column * size),
         )
@@ -185,10 +197,10 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     @device
     def seen_tiles(segment, row_lo):
         if keys:
-            return tile_range(row_lo, min(row_lo + block_rows, segment.k_length), block_columns, segment.q_length, 0,
-                              segment.last, -segment.first)
-        return tile_range(row_lo, min(row_lo + block_rows, segment.q_length), block_columns, segment.k_length, 0,
-                          -segment.first, segment.last)
+            return tile_range(row_lo, min(row_lo + block_rows, segment.k_length), block_columns,
+                              segment.q_length, 0, segment.last, -segment.first)
+        return tile_range(row_lo, min(row_lo + block_rows, segment.q_length), block_columns,
+                          segment.k_length, 0, -segment.first, segment.last)
 
     @device
     def stat(i, j):
@@ -249,8 +261,10 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
         if row + i * ROW_LANES < row_end:
             s[at] *= load_number(int32(address + i * row_step + j * column_step))
 
-    clear, put_weights, get_scores = unrolled(count, clear_one), unrolled(count, put_weight), unrolled(count, get_score)
-    scale_scores, weigh, to_gradient = unrolled(count, scale_one), unrolled(count, weigh_one), unrolled(count, differentiate)
+    clear, put_weights, get_scores = (
+        unrolled(count, clear_one), unrolled(count, put_weight), unrolled(count, get_score))
+    scale_scores, weigh, to_gradient = (
+        unrolled(count, scale_one), unrolled(count, weigh_one), unrolled(count, differentiate))
     cap_all = unrolled(count, cap_one)
 
     def make_product(width, load_a, load_b, a_at, b_at):
@@ -263,9 +277,11 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
                 for first in range(0, dim, width):
                     here = int32(min(dim - first, width))
                     cuda.syncthreads()
-                    load_a(int32(lane.shared + a_at), a.address + first * a.column, a.row, a.column, a.count, here,
+                    load_a(int32(lane.shared + a_at), a.address + first * a.column, a.row, a.column, a.count,
+                           here,
                            lane.thread)
-                    load_b(int32(lane.shared + b_at), b.address + first * b.column, b.row, b.column, b.count, here,
+                    load_b(int32(lane.shared + b_at), b.address + first * b.column, b.row, b.column, b.count,
+                           here,
                            lane.thread)
                     cuda.syncthreads()
                     dot(s, a_own, b_own, int32((here + lanes - 1) // lanes))
@@ -277,7 +293,8 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     product_second = make_product(second_width, loads.a_second, loads.b_second, a_second_at, b_second_at)
 
     @device
-    def tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second, b_first, b_second,
+    def tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second, b_first,
+                      b_second,
                       row, row_end, column, edge, lane):
         product_first(s, a_first, b_first, call.head_dim, lane.a_first, lane.b_first, lane)
         if general:

@@ -10,7 +10,8 @@ from numbaflash.cuda.backward_simt import make_backward, make_delta
 from numbaflash.cuda.forward_simt import make_forward
 from numbaflash.cuda.forward_simt import shared_bytes as forward_bytes
 from numbaflash.cuda.plan import KernelSpec, Launch, Plan
-from numbaflash.cuda.simt_config import CLASSES, SLICE, VECTOR_BYTES, SimtConfig, dimension_class, shared_limit
+from numbaflash.cuda.simt_config import (
+    CLASSES, SLICE, VECTOR_BYTES, SimtConfig, dimension_class, shared_limit)
 from numbaflash.cuda.simt_gradients import shared_bytes as backward_bytes
 from numbaflash.cuda.tiles import fill_grid
 from numbaflash.problem import Problem
@@ -60,7 +61,8 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str =
     value_class = dimension_class(value_dim)
     config = _config(problem, arrays, FORWARD, value_class, forward_bytes, arch, sliced,
                      SLICE if sliced else dimension_class(head_dim), value_class)
-    call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_rows, _kv_bytes(problem))
+    call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_rows,
+                             _kv_bytes(problem))
     if blocks == 0:
         return Plan([])
     groups = max(1, -(-value_dim // config.value_dim))
@@ -112,7 +114,8 @@ def plan_backward(
 
     launches = []
 
-    def launch(name: str, make: Callable, config: SimtConfig, call: Call, grid: object, shared: int = 0) -> None:
+    def launch(name: str, make: Callable, config: SimtConfig, call: Call, grid: object,
+               shared: int = 0) -> None:
         kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), (config.threads, 1))
         launches.append(Launch(kernel, grid, config.threads, shared, (back._replace(call=call),)))
 
@@ -122,7 +125,8 @@ def plan_backward(
     if query_blocks:
         launch("delta_simt", make_delta(queries), queries, query_call, query_blocks)
     if key_blocks:
-        launch("dkdv_simt", make_backward(keys, keys=True), keys, key_call, (key_blocks, groups), backward_bytes(keys))
+        launch("dkdv_simt", make_backward(keys, keys=True), keys, key_call, (key_blocks, groups),
+               backward_bytes(keys))
     if query_blocks:
         launch("dq_simt", make_backward(queries, keys=False), queries, query_call, (query_blocks, groups),
                backward_bytes(queries))
@@ -180,8 +184,8 @@ def fit(config: SimtConfig, shared_bytes, arch: str) -> SimtConfig:
         elif config.rows > 1:
             config = config._replace(rows=config.rows // 2)
         else:
-            raise NotImplementedError(f"{config.name} needs {shared_bytes(config)} bytes of shared memory; {arch} gives "
-                                      f"{limit}")
+            raise NotImplementedError(f"{config.name} needs {shared_bytes(config)} bytes of shared memory; "
+                                      f"{arch} gives {limit}")
     return config
 
 
@@ -199,4 +203,5 @@ def _is_vector(array: np.ndarray) -> bool:
 def _kv_bytes(problem: Problem) -> int:
     """Bytes of k and v that all query heads of the longest sequence read, per query head."""
     keys = int(problem.segments[:, K_LENGTH].max(initial=0))
-    return keys * (problem.k.shape[3] + problem.v.shape[3]) * problem.k.dtype.itemsize // max(1, problem.group)
+    row = (problem.k.shape[3] + problem.v.shape[3]) * problem.k.dtype.itemsize
+    return keys * row // max(1, problem.group)

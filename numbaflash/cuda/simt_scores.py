@@ -1,8 +1,8 @@
 """From product to score, one pair at a time: softcap, bias, ALiBi, mask, band; and the dropout pattern.
 
-A general SIMT kernel has the code of every stage and a run-time switch for each, so that all calls with options
-share one compiled kernel.  The scores of a tile go through shared memory one by one in a loop that is not
-unrolled: a thread's own scores, so nothing is exchanged and the code is there once.
+A general SIMT kernel has the code of every stage and a run-time switch for each, so that all calls with
+options share one compiled kernel.  The scores of a tile go through shared memory one by one in a loop that
+is not unrolled: a thread's own scores, so nothing is exchanged and the code is there once.
 """
 import math
 from collections.abc import Callable
@@ -71,12 +71,12 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
     """The stages of a general kernel, on a thread's own numbers in shared memory.
 
     ``load_stages(call, place)`` gives the `Stages` of a head.
-    ``apply(call, stages, segment, address, slopes, first, end, start)`` turns products into scores in natural
-    units, -inf where hidden.  `address` is that of the thread's first number; its rows are `first`, ``first + 4``,
-    ... below `end`, its columns `start`, ``start + 8``, ...: queries and keys, or keys and queries if `transposed`.
-    With `derivatives` and a softcap, those of the cap go to `slopes` likewise.
-    ``drop(draw, address, first, end, start, keep_scale)`` applies the dropout pattern to probabilities and leaves
-    hidden ones (-0.0) alone.
+    ``apply(call, stages, segment, address, slopes, first, end, start)`` turns products into scores in
+    natural units, -inf where hidden.  `address` is that of the thread's first number; its rows are `first`,
+    ``first + 4``, ... below `end`, its columns `start`, ``start + 8``, ...: queries and keys, or keys and
+    queries if `transposed`. With `derivatives` and a softcap, those of the cap go to `slopes` likewise.
+    ``drop(draw, address, first, end, start, keep_scale)`` applies the dropout pattern to probabilities and
+    leaves hidden ones (-0.0) alone.
     """
     columns, number, size = config.columns, NUMBER[config.compute], config.size
     load, store = LOAD_NUMBER[config.compute], STORE_NUMBER[config.compute]
@@ -143,7 +143,8 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
         query, key = pair(row, start + j * COLUMN_LANES)
         store(int32(address + j * column_step), x[j] if seen(segment, query, key) else -infinity)
 
-    get_all, cap_all, put_all = unrolled(columns, get_one), unrolled(columns, cap_one), unrolled(columns, put_one)
+    get_all, cap_all, put_all = (
+        unrolled(columns, get_one), unrolled(columns, cap_one), unrolled(columns, put_one))
     read_biases, add_biases = unrolled(columns, read_bias_one), unrolled(columns, add_bias_one)
     read_masks, mask_all = unrolled(columns, read_mask_one), unrolled(columns, mask_one)
     alibi_all = unrolled(columns, alibi_one)

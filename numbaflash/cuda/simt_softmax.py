@@ -1,9 +1,9 @@
 """The online softmax on scores held as `simt_config` lays them out (Milakov and Gimelshein, 2018).
 
-A row is spread over eight lanes.  Each lane keeps its rows' largest score so far (`top`, the same in all eight)
-and the sum of its own weights (`total`), which the lanes join when the row is finished.  Scores come in units of
-log(2) from a general kernel's fast twin, whose scale has log2(e) folded in, and in natural units from a general
-kernel: `exponent` is the factor that makes exp2 the exponential.
+A row is spread over eight lanes.  Each lane keeps its rows' largest score so far (`top`, the same in all
+eight) and the sum of its own weights (`total`), which the lanes join when the row is finished.  Scores come
+in units of log(2) from a general kernel's fast twin, whose scale has log2(e) folded in, and in natural
+units from a general kernel: `exponent` is the factor that makes exp2 the exponential.
 """
 import math
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class Softmax(NamedTuple):
 def make_softmax(config: SimtConfig, per_row: int) -> Softmax:
     """The softmax of a kernel whose threads accumulate `per_row` numbers of each of their rows.
 
-    ``step(s, acc, top, total)`` turns scores into weights in place and rescales what came before.  A hidden pair
-    (-inf) becomes -0.0, which adds like zero and can still be told from a weight that underflowed.
+    ``step(s, acc, top, total)`` turns scores into weights in place and rescales what came before.  A hidden
+    pair (-inf) becomes -0.0, which adds like zero and can still be told from a weight that underflowed.
     ``finish(top, total, sink)`` returns a row's log-sum-exp and the factor of its accumulated values.
     """
     rows, columns = config.rows, config.columns
@@ -74,7 +74,8 @@ def make_softmax(config: SimtConfig, per_row: int) -> Softmax:
         total[i] += weight
         s[i * columns + j] = hidden if score == -infinity else weight
 
-    largest, scale, weigh = unrolled(columns, larger_one), unrolled(per_row, scale_one), unrolled(columns, weigh_one)
+    largest, scale, weigh = (
+        unrolled(columns, larger_one), unrolled(per_row, scale_one), unrolled(columns, weigh_one))
 
     def step_row(i, s, acc, top, total):
         best = cuda.local.array(1, number)

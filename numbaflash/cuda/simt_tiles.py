@@ -1,9 +1,9 @@
 """Tiles of the SIMT kernels on their way between global and shared memory.
 
-In shared memory numbers are float32 or float64, what the kernel computes in; 16-bit numbers are widened as they
-are loaded and rounded, once, as they are stored.  A warp moves whole rows, so global accesses are coalesced.
-Nothing outside the valid rows and columns is read: out there, addresses are clamped to the nearest valid one and
-zeros take the place of what was read, which costs no branch.
+In shared memory numbers are float32 or float64, what the kernel computes in; 16-bit numbers are widened as
+they are loaded and rounded, once, as they are stored.  A warp moves whole rows, so global accesses are
+coalesced.  Nothing outside the valid rows and columns is read: out there, addresses are clamped to the
+nearest valid one and zeros take the place of what was read, which costs no branch.
 """
 from collections.abc import Callable
 
@@ -103,17 +103,19 @@ def _write_doubles(vectors: int) -> Callable:
     return write
 
 
-WRITE_VECTOR = {(2, "float32"): write_widened, (4, "float32"): write_same,
-                (2, "float64"): _write_doubles(4), (4, "float64"): _write_doubles(2), (8, "float64"): _write_doubles(1)}
+WRITE_VECTOR = {
+    (2, "float32"): write_widened, (4, "float32"): write_same,
+    (2, "float64"): _write_doubles(4), (4, "float64"): _write_doubles(2), (8, "float64"): _write_doubles(1),
+}
 """By the bytes of a number in global memory, and what it becomes."""
 
 
 def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str | None = None) -> Callable:
     """A device function that brings a tile of an array (of ``config.dtype`` by default) into shared memory.
 
-    ``load(shared, address, row_stride, column_stride, rows, columns, thread)`` loads the first `rows` rows and
-    `columns` columns (both at least 1), fills the rest of the tile with zeros, and returns this thread's sum of
-    0 * x over what it loaded: 0, or NaN where something is not finite.
+    ``load(shared, address, row_stride, column_stride, rows, columns, thread)`` loads the first `rows` rows
+    and `columns` columns (both at least 1), fills the rest of the tile with zeros, and returns this
+    thread's sum of 0 * x over what it loaded: 0, or NaN where something is not finite.
     """
     dtype = config.dtype if dtype is None else dtype
     size = SIZE[dtype]
@@ -123,7 +125,8 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str 
     pieces = tile_rows * tile_columns // items
     batch = max(1, min(BATCH, pieces // threads))
     if pieces % (threads * batch):
-        raise ValueError(f"{tile_rows} x {tile_columns} numbers are no whole number of passes of {threads} threads")
+        raise ValueError(f"{tile_rows} x {tile_columns} numbers are no whole number of passes of {threads} "
+                         "threads")
     shift = (tile_columns // items).bit_length() - 1
     mask = (1 << shift) - 1
     step, count = threads * batch, items * batch
@@ -233,13 +236,14 @@ def bits_bfloat16(x):
 def make_store(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str) -> Callable:
     """A device function that takes a tile from shared memory to an array of `dtype`.
 
-    ``store(shared, address, row_stride, column_stride, rows, columns, thread)`` stores the first `rows` rows and
-    `columns` columns.
+    ``store(shared, address, row_stride, column_stride, rows, columns, thread)`` stores the first `rows`
+    rows and `columns` columns.
     """
     size = SIZE[dtype]
     vector = config.vector and size <= config.size
     items = VECTOR_BYTES // size if vector else 1
-    pitch, number_bytes, threads, lanes = config.pitch(tile_columns), config.size, config.threads, config.lanes
+    pitch, number_bytes, threads, lanes = (
+        config.pitch(tile_columns), config.size, config.threads, config.lanes)
     number = NUMBER[config.compute]
     pieces = tile_rows * tile_columns // items
     shift = (tile_columns // items).bit_length() - 1

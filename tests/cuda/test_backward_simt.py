@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simt_cases import CASES, Case, bias, sinks
+from simt_cases import CASES, Case, bias, cases, sinks
 from tolerances import assert_backward
 
 import numbaflash
@@ -16,19 +16,22 @@ def run(arrays, options, *, with_dlse=True, seed=1):
     out, lse = numbaflash.attention(*arrays, return_lse=True, backend="emulator", **options)
     dout = rng.standard_normal(out.shape).astype(out.dtype)
     dlse = rng.standard_normal(lse.shape).astype(lse.dtype) if with_dlse else None
-    gradients = numbaflash.attention_backward(dout, *arrays, out, lse, dlse=dlse, backend="emulator", **options)
+    gradients = numbaflash.attention_backward(dout, *arrays, out, lse, dlse=dlse, backend="emulator",
+                                              **options)
     return gradients, (make_problem(*arrays, Options(**options)), dout, dlse)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases())
 def test_gradients_match_the_oracle(name):
     arrays, options = CASES[name].make()
     gradients, (problem, dout, dlse) = run(arrays, options, with_dlse="float16" not in name)
     assert_backward(problem, dout, dlse, gradients, options)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("broadcast", [
-    (False, False, False, False), (True, True, False, False), (True, True, True, False), (False, True, False, True),
+    (False, False, False, False), (True, True, False, False), (True, True, True, False), (False, True, False,
+                                                                                          True),
     (True, False, True, True),
 ], ids=str)
 def test_gradient_of_bias_sums_over_broadcast_axes(broadcast):
@@ -46,7 +49,8 @@ def test_two_runs_are_equal_to_the_bit():
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.tri(70, dtype=bool)}], ids=["band", "mask"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.tri(70, dtype=bool)}],
+                         ids=["band", "mask"])
 def test_nan_reaches_exactly_what_sees_it(options):
     (q, k, v), _ = Case((1, 1, 1, 70, 70, 64, 64)).make()
     k[0, 0, 50, 3] = np.nan
@@ -75,7 +79,8 @@ def test_packed_sequences_of_unequal_lengths():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((total, 2, 64), dtype=np.float32) for total in (150, 170, 170))
     cu = {"cu_seqlens_q": np.array([0, 3, 3, 100, 140]), "cu_seqlens_k": np.array([0, 90, 95, 95, 160])}
-    out, lse = numbaflash.attention_varlen(q, k, v, *cu.values(), causal=True, return_lse=True, backend="emulator")
+    out, lse = numbaflash.attention_varlen(q, k, v, *cu.values(), causal=True, return_lse=True,
+                                           backend="emulator")
     dout = rng.standard_normal(out.shape).astype(np.float32)
     gradients = numbaflash.attention_backward(dout, q, k, v, out, lse, causal=True, backend="emulator", **cu)
     assert_backward(make_problem(q, k, v, Options(causal=True), *cu.values()), dout, None, gradients, {})

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simt_cases import CASES, Case
+from simt_cases import CASES, Case, cases
 from tolerances import assert_forward
 
 import numbaflash
@@ -19,7 +19,7 @@ def run(case: Case, seed: int = 0):
     return make_problem(*arrays, Options(**options)), out, lse
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases())
 def test_result_matches_the_oracle(name):
     problem, out, lse = run(CASES[name])
     assert_forward(problem, out, lse)
@@ -29,12 +29,14 @@ def test_packed_sequences_of_unequal_lengths():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((total, 2, 64), dtype=np.float32) for total in (150, 170, 170))
     cu_q, cu_k = np.array([0, 3, 3, 100, 140]), np.array([0, 90, 95, 95, 160])
-    out, lse = numbaflash.attention_varlen(q, k, v, cu_q, cu_k, causal=True, return_lse=True, backend="emulator")
+    out, lse = numbaflash.attention_varlen(q, k, v, cu_q, cu_k, causal=True, return_lse=True,
+                                           backend="emulator")
     assert_forward(make_problem(q, k, v, Options(causal=True), cu_q, cu_k), out, lse)
     assert (out[140:] == 0).all() and (lse[:, 140:] == -np.inf).all()
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.tri(70, dtype=bool)}], ids=["band", "mask"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.tri(70, dtype=bool)}],
+                         ids=["band", "mask"])
 def test_nan_reaches_exactly_the_rows_that_see_it(options):
     (q, k, v), _ = Case((1, 1, 1, 70, 70, 64, 64)).make()
     k[0, 0, 50, 3] = np.nan
@@ -77,7 +79,7 @@ def test_traffic_is_what_the_papers_count():
     plan, report = traffic(n)
     blocks, threads = plan.launches[0].grid[0], plan.launches[0].block[0]
     segment = report.global_load.bytes - (n * row + blocks * 2 * n * row)
-    assert segment == blocks * threads * 9 * 8, "beyond Q + blocks (K + V), each thread reads nine numbers of the table"
+    assert segment == blocks * threads * 9 * 8, "beyond Q + blocks (K + V): nine numbers of a table"
     assert report.global_store.bytes == n * row + 4 * n
     assert report.global_store.sectors * 32 <= 1.05 * report.global_store.bytes
 
@@ -92,7 +94,8 @@ def test_no_bank_conflicts_and_no_local_memory():
 CONFIG = SimtConfig("float32", "float32", 64, 64, 8, 8, 2, False, True, False, "float32")
 
 
-@pytest.mark.parametrize("field, value", [("dtype", "int8"), ("head_dim", 65), ("rows", 3), ("rows", 16), ("sliced", 3)])
+@pytest.mark.parametrize("field, value", [("dtype", "int8"), ("head_dim", 65), ("rows", 3), ("rows", 16),
+                                          ("sliced", 3)])
 def test_config_refuses_what_the_kernel_cannot_do(field, value):
     config = CONFIG._replace(head_dim=32) if field == "sliced" else CONFIG
     with pytest.raises(ValueError, match="head_dim" if field == "sliced" else field):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -38,7 +39,8 @@ class Case(NamedTuple):
             else:
                 arrays.append(rng.standard_normal(shape).astype(self.dtype))
         options = {
-            name: value(rng, self.shape) if isfunction(value) else value for name, value in self.options.items()
+            name: value(rng,
+                        self.shape) if isfunction(value) else value for name, value in self.options.items()
         }
         return tuple(arrays), options
 
@@ -71,7 +73,8 @@ def sinks(rng, shape):
 
 
 EVERYTHING = {
-    "causal": True, "softcap": 2.0, "bias": bias(False, True, False, False), "mask": mask, "alibi_slopes": slopes,
+    "causal": True, "softcap": 2.0, "bias": bias(False, True, False,
+                                                 False), "mask": mask, "alibi_slopes": slopes,
     "dropout_p": 0.3, "seed": 11, "sinks": sinks,
 }
 
@@ -104,3 +107,13 @@ CASES = {
     "float32_to_float64": Case((1, 1, 1, 40, 40, 64, 64), np.float32, {"out_dtype": np.float64}),
     "float64_to_bfloat16": Case((1, 1, 1, 40, 40, 64, 64), np.float64, {"out_dtype": bfloat16}),
 }
+
+FEW_VARIANTS = ("plain", "lengths", "window", "grouped", "everything", "past_256", "float64", "bfloat16")
+"""Cases of the default run: compiling, not computing, is what takes the time."""
+
+
+def cases() -> list:
+    """Names for parametrize; those outside `FEW_VARIANTS` are exhaustive."""
+    return [
+        pytest.param(name, marks=() if name in FEW_VARIANTS else pytest.mark.exhaustive) for name in CASES
+    ]
