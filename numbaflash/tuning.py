@@ -211,7 +211,8 @@ class _Bar:
         elif self._shown:
             filled = 30 * self._done // self._total
             end = "\n" if self._done == self._total else ""
-            print(f"\rautotune [{'#' * filled:30}] {self._done}/{self._total}", end=end, file=sys.stderr, flush=True)
+            print(f"\rautotune [{'#' * filled:30}] {self._done}/{self._total}", end=end, file=sys.stderr,
+                  flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -358,5 +359,7 @@ def autotune(
                 store(situation(direction, problem, get_num_threads()), config)
         except OSError as error:
             warnings.warn(f"the tuned configuration could not be kept: {error}", stacklevel=2)
-    found = {name: size for config in winners.values() for name, size in asdict(config).items() if size is not None}
+    found = {
+        name: size for config in winners.values() for name, size in asdict(config).items() if size is not None
+    }
     return CPUConfig(**found)

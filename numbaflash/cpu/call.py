@@ -87,13 +87,19 @@ class Numbers(NamedTuple):
     keep_factor: float
 
 
-_ADDRESSES = tuple(field for name, axes in ARRAYS.items() for field in (name, *(f"{name}_stride_{a}" for a in axes)))
+_ADDRESSES = tuple(
+    field for name, axes in ARRAYS.items() for field in (name, *(f"{name}_stride_{a}" for a in axes))
+)
 _INTEGER_FIELDS = _ADDRESSES + Plan._fields + Integers._fields
-CALL = np.dtype([(name, np.int64) for name in _INTEGER_FIELDS] + [(name, np.float64) for name in Numbers._fields])
+CALL = np.dtype(
+    [(name, np.int64) for name in _INTEGER_FIELDS] + [(name, np.float64) for name in Numbers._fields]
+)
 _BYTES = 8
 _PLAN = struct.Struct(f"={len(Plan._fields)}q")
 _NUMBERS = struct.Struct(f"={len(Integers._fields)}q{len(Numbers._fields)}d")
-_PLACES = {name: (_BYTES * _ADDRESSES.index(name), struct.Struct(f"={1 + len(axes)}q")) for name, axes in ARRAYS.items()}
+_PLACES = {
+    name: (_BYTES * _ADDRESSES.index(name), struct.Struct(f"={1 + len(axes)}q")) for name, axes in ARRAYS.items()
+}
 _AT_PLAN = _BYTES * len(_ADDRESSES)
 _AT_NUMBERS = _AT_PLAN + _PLAN.size
 
@@ -125,7 +131,10 @@ def plan_bytes(plan: Plan, segments: np.ndarray, jobs: np.ndarray) -> bytes:
 
 
 def make_call(
-    planned: bytes, arrays: Sequence[tuple[str, np.ndarray | Operand | None]], integers: Integers, numbers: Numbers
+    planned: bytes,
+    arrays: Sequence[tuple[str, np.ndarray | Operand | None]],
+    integers: Integers,
+    numbers: Numbers,
 ) -> np.ndarray:
     """The record of one call, as an array of one element.
 

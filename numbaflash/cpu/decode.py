@@ -68,8 +68,8 @@ def attend_keys(static, call, scratch, segment, panel, begin, count, keys, value
     queries = scratch + call.at_q + panel * static.panel * call.q_width
     output = scratch + call.at_rows + panel * static.panel * call.row_width
     scores = scratch + call.at_scores
-    dot_keys(static, static.storage, queries, call.q_width, keys, call.k_stride_n, count, call.head_dim, scores, values,
-             call.v_stride_n)
+    dot_keys(static, static.storage, queries, call.q_width, keys, call.k_stride_n, count, call.head_dim, scores,
+             values, call.v_stride_n)
     if static.general:
         apply_stages(static, call, scratch, panel, scores, count, begin)
     hidden = static.general or edge
@@ -91,16 +91,19 @@ def attend_keys(static, call, scratch, segment, panel, begin, count, keys, value
     row = call.value_dim * static.size
     tile = scratch + call.at_values
     if not converted:
-        pack_rows(static, static.storage, tile, row, values, call.v_stride_n, call.v_stride_d, count, call.value_dim)
+        pack_rows(static, static.storage, tile, row, values, call.v_stride_n, call.v_stride_d, count,
+                  call.value_dim)
     multiply = tile
     dirty = not all_finite(static, tile, row, count, call.value_dim)
     if dirty:
         multiply = scratch + call.at_clean
         clean_values(static, multiply, tile, row, count, call.value_dim)
     if static.bits == 32:
-        weigh_values(static, FLOAT32, scores, multiply, row, count, call.value_dim, output, call.row_width, factors)
+        weigh_values(static, FLOAT32, scores, multiply, row, count, call.value_dim, output, call.row_width,
+                     factors)
     else:
-        weigh_values(static, FLOAT64, scores, multiply, row, count, call.value_dim, output, call.row_width, factors)
+        weigh_values(static, FLOAT64, scores, multiply, row, count, call.value_dim, output, call.row_width,
+                     factors)
     if dirty:
         last = call.value_dim - static.wide
         add_nonfinite_values(static, call, scratch, panel, scores, output, static.size, call.row_width, tile, row,
@@ -205,8 +208,8 @@ def decode_part(static, call, scratch, job):
         tile_end = min(stop, tile + call.block_k)
         edge = tile < all_low or tile_end > all_high
         for panel in range(panels):
-            attend_keys(static, call, scratch, segment, panel, tile, tile_end - tile, k_rows + tile * call.k_stride_n,
-                        v_rows + tile * call.v_stride_n, edge, panel > 0)
+            attend_keys(static, call, scratch, segment, panel, tile, tile_end - tile,
+                        k_rows + tile * call.k_stride_n, v_rows + tile * call.v_stride_n, edge, panel > 0)
         tile = tile_end
 
     if parts > 1:

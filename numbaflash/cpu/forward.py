@@ -207,14 +207,19 @@ def _prepare_shape(shape: Shape, problem: Problem) -> Prepared:
         if len(jobs.table) and jobs.table[:, 2].max() > 1:
             counters = shape.segments * plan.head_units
     entry = specialise(shape.storage, shape.general, few)
-    return Prepared(plan, plan_bytes(plan, problem.segments, jobs.table), (problem.segments, jobs.table), job_count, counters, entry, cost_ns)
+    return Prepared(
+        plan, plan_bytes(plan, problem.segments, jobs.table), (problem.segments, jobs.table), job_count, counters,
+        entry, cost_ns,
+    )
 
 
 def few_queries(shape: Shape) -> bool:
     """Whether :mod:`decode` takes the call: bound by reading K and V, which it does once for a whole group."""
     wide = decode_static(shape.storage, shape.general)["wide"]
     return (
-        shape.max_q * shape.group <= MAX_FEW_ROWS and shape.adjacent and min(shape.head_dim, shape.value_dim) >= wide
+        shape.max_q * shape.group <= MAX_FEW_ROWS
+        and shape.adjacent
+        and min(shape.head_dim, shape.value_dim) >= wide
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numbaflash import reference
+from numbaflash.arrays import address
 from numbaflash.cpu import forward as cpu_forward
 from numbaflash.cpu import threads
 from numbaflash.cpu.config import key_parts
@@ -136,3 +137,10 @@ def test_long_caches_give_work_to_many_threads_in_parts_worth_it(units, keys):
     parts = key_parts(128, 128, 4, keys, units)
     assert units * -(-keys // parts.part_keys) >= 32 and parts.part_keys >= 192
     assert parts.part_keys % parts.block_k == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "bool"])
+def test_addresses_are_those_that_numpy_reports(dtype):
+    array = np.zeros((5, 6, 7), np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    for view in (array, array[2:, ::-1, 3], array.transpose(2, 0, 1), array[:0], array[1, 2, 3:4], array[..., None]):
+        assert address(view) == view.__array_interface__["data"][0]
