@@ -23,11 +23,25 @@ class _Target(NamedTuple):
 
 @contextmanager
 def compiling_for(capability: tuple) -> Iterator[None]:
-    """Let Numba compile device functions for an architecture, whatever device there is, or none."""
+    """Let Numba compile device functions for an architecture, whatever device there is, or none.
+
+    Raises
+    ------
+    ImportError
+        Where the compiler's libraries are missing; says which extra brings them.
+    """
     module = numba.cuda.dispatcher
     current = module.get_current_device
     module.get_current_device = lambda: _Target(capability)
     try:
         yield
+    except RuntimeError as error:
+        if type(error).__name__ != "DynamicLibNotFoundError":
+            raise
+        raise ImportError(
+            "compiling CUDA kernels needs NVIDIA's compiler libraries, which pip brings: "
+            "pip install 'numbaflash[emulator]' to run them in the emulator, "
+            "numbaflash[cuda13] or numbaflash[cuda12] for a GPU"
+        ) from error
     finally:
         module.get_current_device = current

@@ -2,7 +2,6 @@
 is called."""
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 
@@ -22,22 +21,6 @@ def capability(arch: str) -> tuple:
     return (*number, match[3]) if match[3] else number
 
 
-@contextlib.contextmanager
-def pretend_device(cc):
-    """Numba asks for the current device when a kernel calls a device function; answer with ``cc``."""
-    import numba.cuda.dispatcher as dispatcher
-
-    class Device:
-        compute_capability = cc
-
-    real = dispatcher.get_current_device
-    dispatcher.get_current_device = Device
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = real
-
-
 def argument_types(kernel, values):
     """The Numba types a launch would give the arguments."""
     from numba import cuda, types
@@ -49,6 +32,9 @@ def argument_types(kernel, values):
 def compile_kernel(kernel, values, arch: str):
     """``(PTX text, argument types, parameter names)`` of a ``@cuda.jit`` kernel or a plain function."""
     from numba import cuda
+    from numbaflash.cuda.compile import require_numba_cuda
+    require_numba_cuda()
+    from numbaflash.cuda.inlining import compiling_for
     function = getattr(kernel, "py_func", kernel)
     given = getattr(kernel, "targetoptions", {})
     options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
@@ -56,11 +42,14 @@ def compile_kernel(kernel, values, arch: str):
     if len(names) != len(values):
         raise TypeError(
             f"{function.__name__} takes {len(names)} arguments ({', '.join(names)}), not {len(values)}")
+    for name, value in zip(names, values):
+        if isinstance(value, (list, dict, set, str)):
+            raise TypeError(f"{name} must be a NumPy array or a number, not a {type(value).__name__}")
     kinds = argument_types(kernel, values)
     key = function, kinds, arch, repr(sorted(options.items()))
     with _LOCK:
         if key not in _CACHE:
-            with pretend_device(capability(arch)):
+            with compiling_for(capability(arch)):
                 text, _ = cuda.compile_ptx(function, kinds, cc=capability(arch),
                                            lineinfo=not options.get("debug"), **options)
             _CACHE[key] = text
