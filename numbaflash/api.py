@@ -8,10 +8,13 @@ from numpy.lib.array_utils import byte_bounds
 
 from . import backend as backends
 from . import segments as seg
-from .arrays import Home, adopt
+from .arrays import Home, adopt, host_values
 from .device import DeviceView
 from .options import Gradients, Options
-from .problem import Problem, head_major, make_problem
+from .problem import Problem, _boolean, head_major, make_problem
+
+TABLES = ("sinks", "alibi_slopes", "q_offset", "q_lengths", "kv_lengths")
+"""Options that are small arrays, read before the work."""
 
 
 def attention(
@@ -306,6 +309,7 @@ def attention_vjp(
     >>> out, vjp = numbaflash.attention_vjp(q, k, v, causal=True)
     >>> dq, dk, dv = vjp(2 * out)      # of the loss (out ** 2).sum()
     """
+    _boolean("return_lse", return_lse)
     options = _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
     _refuse_stream(stream, problem)
@@ -334,20 +338,23 @@ def _refuse_stream(stream: Any, problem: Problem) -> None:
 def _forward(
     q: Any, k: Any, v: Any, options: Options, cu_q: Any, cu_k: Any, return_lse: bool, out: Any, stream: Any
 ) -> Any:
+    _boolean("return_lse", return_lse)
     problem = make_problem(q, k, v, options, cu_q, cu_k)
     _refuse_stream(stream, problem)
-    out, lse = _run(problem, options, q, out, stream)
+    out, lse = _run(problem, options, q, out, stream, (cu_q, cu_k))
     return (out, lse) if return_lse else out
 
 
-def _run(problem: Problem, options: Options, q: Any, out: Any, stream: Any) -> tuple[Any, Any]:
+def _run(
+    problem: Problem, options: Options, q: Any, out: Any, stream: Any, offsets: tuple = ()
+) -> tuple[Any, Any]:
     module = backends.choose(options.backend, problem)
     library = problem.home.library
     out_shape, lse_shape = _caller_shape(problem, problem.out_shape), _caller_lse_shape(problem)
     if out is None:
         out, view = library.empty(out_shape, problem.out_dtype, q)
     else:
-        view = _check_out(problem, options, out, out_shape)
+        view = _check_out(problem, options, out, out_shape, offsets)
     lse, lse_view = library.empty(lse_shape, problem.compute_dtype, q)
     rows, lse_rows = _rows("out", view, problem), _lse_rows(lse_view)
     if problem.padded and problem.home.device is None:
@@ -455,7 +462,9 @@ def _check_exact(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np
         raise TypeError(f"{name} is {array.dtype}; it must be {dtype}")
 
 
-def _check_out(problem: Problem, options: Options, out: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _check_out(
+    problem: Problem, options: Options, out: Any, shape: tuple[int, ...], offsets: tuple
+) -> np.ndarray:
     """The view of the caller's ``out=``, if it can be written without harm."""
     view = adopt("out", out, problem.home)
     _check_exact("out", view, shape, problem.out_dtype)
@@ -463,15 +472,28 @@ def _check_out(problem: Problem, options: Options, out: Any, shape: tuple[int, .
         raise TypeError("out is a JAX array, which cannot be written")
     if not view.flags.writeable:
         raise ValueError("out is read-only")
-    if view.size and any(stride == 0 and size > 1 for stride, size in zip(view.strides, view.shape)):
-        raise ValueError("out overlaps itself: it has a broadcast axis")
+    if _overlaps_itself(view):
+        raise ValueError(f"out overlaps itself: shape {view.shape}, strides {view.strides} bytes")
     inputs = {"q": problem.q.array, "k": problem.k.array, "v": problem.v.array}
     inputs |= {"bias": problem.score.bias and problem.score.bias.array, "mask": problem.mask and problem.mask.array}
-    inputs |= {name: getattr(options, name) for name in ("sinks", "alibi_slopes")}
+    if problem.home.device is None:
+        tables = {name: getattr(options, name) for name in TABLES} | dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets))
+        inputs |= {name: host_values(name, table) for name, table in tables.items() if hasattr(table, "dtype")}
     for name, array in inputs.items():
-        if isinstance(array, np.ndarray) and _overlap(view, array):
+        if array is not None and _overlap(view, array):
             raise ValueError(f"out overlaps {name} in memory; results must not overwrite inputs")
     return view
+
+
+def _overlaps_itself(array: np.ndarray) -> bool:
+    """False where each axis steps over all that the finer ones span, as in any slice or transpose of an array."""
+    span = array.itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape)):
+        if array.size and size > 1:
+            if stride < span:
+                return True
+            span += (size - 1) * stride
+    return False
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> bool:

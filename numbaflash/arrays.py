@@ -119,6 +119,9 @@ class Torch(NumPy):
             )
         if array.device.type not in ("cpu", "cuda"):
             raise TypeError(f"tensors on {array.device.type!r} are not supported; cpu and cuda are")
+        if array.layout != sys.modules["torch"].strided:
+            raise TypeError(f"tensors of layout {array.layout} are not supported; strided ones are")
+        array = array.resolve_neg()  # a lazy minus sign is not in the memory
         name = str(array.dtype).removeprefix("torch.")
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         strides = tuple(step * dtype.itemsize for step in array.stride())

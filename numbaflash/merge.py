@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import FLOATING, adopt, float32, float64
+from .arrays import FLOATING, HOST, Home, adopt, float32, float64, home_of
 from .problem import LAYOUTS, _one_of, _out_dtype
 
 
@@ -57,7 +57,11 @@ def merge_states(
     The rescaling of online softmax (Milakov & Gimelshein, 2018), as FlashDecoding uses it between splits.
     """
     _one_of("layout", layout, LAYOUTS)
-    outs, lses = _states("outs", outs), _states("lses", lses)
+    outs, lses = _listed("outs", outs), _listed("lses", lses)
+    home = home_of("outs[0]", outs[0]) if outs else HOST
+    if home.device is not None:
+        raise NotImplementedError("outs lie on a GPU; merge_states works in host memory in this version")
+    outs, lses = _states("outs", outs, home), _states("lses", lses, home)
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} states and lses {len(lses)}; there must be at least one of each, equally many")
     ndim, shape, lse_shape = outs[0].ndim, outs[0].shape, lses[0].shape
@@ -76,7 +80,7 @@ def merge_states(
     dtype = _out_dtype(out_dtype, outs[0].dtype)
     logits = np.stack([lse.astype(np.float64) for lse in lses])
     if sinks is not None:
-        logits = np.concatenate([logits, _sink_logits(sinks, lse_shape)[None]])
+        logits = np.concatenate([logits, _sink_logits(sinks, lse_shape, home)[None]])
     m = logits.max(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         weights = np.exp(logits - np.where(np.isneginf(m), 0.0, m))
@@ -89,21 +93,30 @@ def merge_states(
         empty = np.isneginf(logit.swapaxes(-1, -2) if swap else logit)[..., None]
         with np.errstate(invalid="ignore"):
             acc += np.where(empty, 0.0, weight * out.astype(np.float64))
-    return acc.astype(dtype), lse.astype(lses[0].dtype)
+    return _result(acc, dtype, home), _result(lse, lses[0].dtype, home)
 
 
-def _states(name: str, states: Any) -> list[np.ndarray]:
-    if isinstance(states, np.ndarray):
-        if states.ndim < 2:
-            raise ValueError(f"{name} must hold its states on a first axis, not be of shape {states.shape}")
-        return list(states)
+def _result(values: np.ndarray, dtype: np.dtype, home: Home) -> Any:
+    array, view = home.library.empty(values.shape, dtype, home.like)
+    view[...] = values.astype(dtype)
+    return home.library.finish(array, home.like)
+
+
+def _listed(name: str, states: Any) -> list:
+    """The states of a sequence, or of an array that stacks them on its first axis."""
     if not isinstance(states, Iterable) or isinstance(states, (str, bytes)):
         raise TypeError(f"{name} must be a sequence of arrays, not {type(states).__qualname__}")
-    return [adopt(f"{name}[{number}]", state) for number, state in enumerate(states)]
+    if hasattr(states, "ndim") and states.ndim < 2:
+        raise ValueError(f"{name} must hold its states on a first axis, not be of shape {tuple(states.shape)}")
+    return list(states)
 
 
-def _sink_logits(sinks: Any, lse_shape: tuple[int, ...]) -> np.ndarray:
-    sinks = adopt("sinks", sinks)
+def _states(name: str, states: list, home: Home) -> list[np.ndarray]:
+    return [adopt(f"{name}[{number}]", state, home) for number, state in enumerate(states)]
+
+
+def _sink_logits(sinks: Any, lse_shape: tuple[int, ...], home: Home) -> np.ndarray:
+    sinks = adopt("sinks", sinks, home)
     if sinks.dtype not in FLOATING:
         raise TypeError(f"sinks must be floating, not {sinks.dtype}")
     heads = lse_shape[-2] if len(lse_shape) > 1 else 1

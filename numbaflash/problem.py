@@ -18,6 +18,10 @@ LAYOUTS = ("BHND", "BNHD")
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 LARGEST_OFFSET = UNBOUNDED >> 1
 """Positions stay far from the reach of an open side of a band."""
+LARGEST_ALIBI_OFFSET = 1 << 30
+"""Distances are counted in 32 bits beside float32 scores."""
+LARGEST_FLOAT = 1e37
+"""Factors of float32 scores stay clear of where float32 overflows."""
 BACKENDS = ("auto", "cpu", "cuda", "emulator")
 
 
@@ -162,11 +166,16 @@ def make_problem(
     slopes = _slopes(options.alibi_slopes, sequences, heads)
     directed = not band.is_open or slopes is not None
     table = _lengths_and_offset(table, options, sequences, max_q, max_k, directed)
+    if slopes is not None and len(table) and abs(table[:, seg.Q_OFFSET]).max() >= LARGEST_ALIBI_OFFSET:
+        raise ValueError("q_offset must be below 2**30 in size where alibi_slopes are given")
     dense = (sequences, heads, max_q, max_k)
     bias = _broadcast("bias", options.bias, dense, home)
     softcap = options.softcap
     if softcap is not None and not _real("softcap", softcap) > 0:
         raise ValueError(f"softcap must be positive, not {softcap!r}; None switches it off")
+    if softcap is not None:
+        _within_float32("softcap", float(softcap), q.dtype)
+    _boolean("validate", options.validate)
     return Problem(
         q=operand(q), k=operand(k), v=operand(v), segments=table, band=band,
         score=Score(
@@ -175,7 +184,7 @@ def make_problem(
         ),
         mask=_broadcast("mask", options.mask, dense, home),
         sinks=_sinks(options.sinks, heads, home),
-        scale=_scale(options.scale, head_dim),
+        scale=_scale(options.scale, head_dim, q.dtype),
         dropout=_dropout(options.dropout_p, options.seed),
         out_dtype=out_dtype, head_origin=0, deterministic=_boolean("deterministic", options.deterministic),
         precision=precision, varlen=varlen,
@@ -321,10 +330,16 @@ def _window(window: Any) -> tuple[int | None, int | None] | None:
     return tuple(sides)
 
 
-def _scale(scale: Any, head_dim: int) -> float:
+def _scale(scale: Any, head_dim: int, dtype: np.dtype) -> float:
     if scale is not None:
-        return _real("scale", scale)
+        return _within_float32("scale", _real("scale", scale), dtype)
     return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+
+
+def _within_float32(name: str, number: float, dtype: np.dtype) -> float:
+    if abs(number) > LARGEST_FLOAT and dtype != float64:
+        raise ValueError(f"{name} must be below {LARGEST_FLOAT} in size for {dtype} inputs, not {number}")
+    return number
 
 
 def _dropout(p: Any, seed: Any) -> Dropout | None:

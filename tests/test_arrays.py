@@ -176,3 +176,28 @@ def test_more_than_two_to_the_31_elements(backend):
     out, lse = numbaflash.attention(q, k, v, return_lse=True, kv_lengths=None, backend="cpu")
     np.testing.assert_array_equal(out, 1)
     np.testing.assert_allclose(lse, np.log(keys), rtol=1e-6)
+
+
+def test_out_may_not_overwrite_lengths():
+    memory = np.zeros(60, np.float32)
+    lengths = memory[:2].view(np.int64)
+    lengths[0] = 3
+    q = np.ones((1, 2, 5, 6), np.float32)
+    with pytest.raises(ValueError, match="out overlaps kv_lengths"):
+        numbaflash.attention(q, q, q, kv_lengths=lengths, out=memory.reshape(1, 2, 5, 6))
+    assert lengths[0] == 3
+
+
+def test_out_may_not_overlap_itself():
+    q = np.ones((1, 2, 5, 6), np.float32)
+    out = np.lib.stride_tricks.as_strided(np.zeros(60, np.float32), (1, 2, 5, 6), (0, 24, 4, 4))
+    with pytest.raises(ValueError, match="out overlaps itself"):
+        numbaflash.attention(q, q, q, out=out)
+
+
+def test_a_wrong_return_lse_is_refused_before_out_is_written():
+    q = np.ones((1, 2, 5, 6), np.float32)
+    out = np.zeros_like(q)
+    with pytest.raises(TypeError, match="return_lse"):
+        numbaflash.attention(q, q, q, out=out, return_lse=np.ones(2))
+    assert not out.any()

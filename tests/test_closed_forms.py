@@ -274,3 +274,13 @@ def test_a_row_that_sees_only_its_sink_has_the_sink_for_its_lse(backend):
     gradients = vjp(np.ones_like(out), np.full_like(lse, 2.0))
     np.testing.assert_allclose(gradients.dsinks, 80.0)
     assert not any(g.any() for g in gradients)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e5, 1e8, -1e5])
+def test_huge_scores_leave_a_one_hot_gradient_of_v(scale):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((16, 8)).astype(np.float32) for _ in "qkv")
+    out, vjp = numbaflash.attention_vjp(q, k, v, scale=scale)
+    expected = np.zeros_like(v)
+    np.add.at(expected, np.argmax(scale * (q.astype(np.float64) @ k.astype(np.float64).T), axis=1), 1)
+    np.testing.assert_allclose(vjp(np.ones_like(out)).dv, expected, atol=2e-3 if scale == 1e3 else 1e-6)

@@ -14,8 +14,8 @@ from ..tuning import DEFAULT, CPUConfig, config_of
 from . import differentiate
 from .compile import Static
 from .config import machine
+from .forward import score_factors
 from .gradient_call import make_gradient_call
-from .simd import LOG2_E
 from .storage import CODES
 from .threads import get_num_threads, run
 
@@ -113,7 +113,7 @@ def backward(
         width = row_width(static, head_dim)
         turns = np.zeros(1 + tile_jobs, np.int64)
         statistics = np.empty((differentiate.STATISTICS, heads, row_count), compute)
-        q_factor = float(compute.type(problem.scale * (1.0 if static["general"] else LOG2_E)))
+        q_factor, unit = score_factors(problem)
         several = max_k > block_k
         sums = np.empty((heads, row_count, width) if several else 0, compute)
         call = make_gradient_call(
@@ -140,7 +140,7 @@ def backward(
                 threshold=-1 if dropout is None else threshold(dropout.p),
             ),
             dict(
-                scale=problem.scale, q_factor=q_factor,
+                scale=problem.scale, q_factor=q_factor, unit=unit,
                 dk_factor=problem.scale / q_factor if q_factor else problem.scale,
                 softcap=problem.score.softcap or 0.0,
                 keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),

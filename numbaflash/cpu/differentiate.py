@@ -39,7 +39,7 @@ from .gradient_tile import (
     store_rows, weights,
 )
 from .ordering import publish, publish_one_more, wait_for
-from .simd import LOG2_E, fetch_add, load_f64, load_i64, store_f64
+from .simd import fetch_add, load_f64, load_i64, store_f64
 from .storage import BOOLEAN
 from .tiles import all_finite, fill
 
@@ -49,8 +49,8 @@ part = numba.njit(inline="always", **HELPER_OPTIONS)
 
 FIELD = 8
 SEGMENT = 80  # bytes of a row of the segment table
-LSE, LSE_REST, DELTA = range(3)
-STATISTICS = 3  # numbers kept per row and head
+LSE, DELTA = range(2)
+STATISTICS = 2  # numbers kept per row and head
 
 visible = compile_plain(visible_range, numba.njit(**HELPER_OPTIONS))
 tiles_seen = compile_plain(tile_range, numba.njit(**HELPER_OPTIONS))
@@ -84,7 +84,6 @@ def prepare_tile(static, call, scratch, job):
     dlse_row = call.dlse + batch * call.dlse_b + head * call.dlse_h + row * call.dlse_n
     tile_row = load_i64(call.row_starts + 8 * number) + first
     lse_at = statistics_of(static, call, LSE, head, tile_row)
-    rest_at = statistics_of(static, call, LSE_REST, head, tile_row)
     delta_at = statistics_of(static, call, DELTA, head, tile_row)
     sink_sum = 0.0
     for i in range(rows):
@@ -98,14 +97,7 @@ def prepare_tile(static, call, scratch, job):
         store_float(static, delta_at + at, delta)
         if lse == -np.inf:  # the weights exp(s - lse) of a row that sees nothing shall be 0, not infinite
             lse = np.inf
-        if static.general:
-            store_float(static, lse_at + at, lse)
-        else:
-            # Rounding lse in powers of two would be an error of all weights of a row: keep what is lost.
-            lse *= LOG2_E
-            store_float(static, lse_at + at, lse)
-            rest = lse - load_float(static, lse_at + at)
-            store_float(static, rest_at + at, rest if np.isfinite(lse) else 0.0)
+        store_float(static, lse_at + at, lse)
     if call.sinks:
         store_f64(call.sink_sums + 8 * (tile * call.heads + head), sink_sum)
 
@@ -140,11 +132,10 @@ def make_weights(static, call, scratch, segment, number, head, tile_row, first, 
     lse = statistics_of(static, call, LSE, head, tile_row)
     delta = statistics_of(static, call, DELTA, head, tile_row)
     if not static.general:
-        rest = statistics_of(static, call, LSE_REST, head, tile_row)
         if edge:
-            edge_weights(static, scores, products, stride, rows, columns, lse, rest, delta, low, high)
+            edge_weights(static, scores, products, stride, rows, columns, lse, delta, call.unit, low, high)
         else:
-            weights(static, scores, products, stride, rows, columns, lse, rest, delta, 0, 0)
+            weights(static, scores, products, stride, rows, columns, lse, delta, call.unit, 0, 0)
         return
     if call.softcap > 0:
         cap_scores(static, scores, scratch + call.at_derivatives, stride, rows, columns, call.softcap)

@@ -290,12 +290,23 @@ def decode_plan(shape: Shape, config: CPUConfig = DEFAULT) -> Plan:
     )
 
 
+def score_factors(problem: Problem) -> tuple[float, float]:
+    """What Q is multiplied by before the product, and the scores after it; both passes round alike.
+
+    Stages work on scores in natural units; without any, only the sign of a scale has to reach Q.
+    """
+    scale = problem.scale
+    if not is_general(problem) and _SMALLEST_UNIT < abs(scale) < 1 / _SMALLEST_UNIT:
+        return math.copysign(1.0, scale), abs(scale)
+    return scale, 1.0
+
+
 def _make_call(
     problem: Problem, prepared: Prepared, out: np.ndarray, lse: np.ndarray, partials: np.ndarray | None,
     counters: np.ndarray | None,
 ) -> np.ndarray:
     score, dropout, mask = problem.score, problem.dropout, problem.mask
-    q_factor, unit = problem.scale, 1.0
+    q_factor, unit = score_factors(problem)
     arrays = [
         ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", out), ("lse", lse),
         ("sinks", problem.sinks),
@@ -308,9 +319,6 @@ def _make_call(
         bias_code = 0 if score.bias is None else CODES[score.bias.dtype]
         if dropout is not None:
             seed, limit, keep_factor = _signed(dropout.seed), threshold(dropout.p), 1.0 / (1.0 - dropout.p)
-    elif _SMALLEST_UNIT < abs(q_factor) < 1 / _SMALLEST_UNIT:
-        # Stages work on scores in natural units; without any, only the sign of a scale has to reach Q.
-        q_factor, unit = math.copysign(1.0, q_factor), abs(q_factor)
     if partials is not None:
         arrays += [("partials", partials), ("counters", counters)]
     return make_call(

@@ -23,7 +23,7 @@ INTEGERS = (
     "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
     "at_kept_q", "at_kept_dout", "at_kept_keys",
 )
-NUMBERS = ("scale", "q_factor", "dk_factor", "softcap", "keep_factor")
+NUMBERS = ("scale", "q_factor", "unit", "dk_factor", "softcap", "keep_factor")
 
 INTEGER_FIELDS = (
     *STRIDES, *TABLES, *(f"{name}_{axis}" for name, axes in STRIDES.items() for axis in axes), *INTEGERS,

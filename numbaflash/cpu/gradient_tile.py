@@ -71,23 +71,26 @@ def row_number(x: Lanes, table: Value, row: Value) -> Value:
 def _weights(edge: bool):
     @intrinsic
     def weights(
-        typing_context, static, scores, products, row_stride, rows, columns, lse, rest, delta, low, high
+        typing_context, static, scores, products, row_stride, rows, columns, lse, delta, unit, low, high
     ):
         def generate(context, builder, signature, arguments):
             x = Lanes(context, builder, static)
             b = builder
-            _, scores, products, row_stride, rows, columns, lse, rest, delta, low, high = arguments
+            _, scores, products, row_stride, rows, columns, lse, delta, unit, low, high = arguments
+            natural, log2_e = x.splat_number(unit), x.constant(LOG2_E)
 
             def per_row(row: Value) -> tuple:
                 bounds = (saturated(x, x.plus(low, row)), saturated(x, x.plus(high, row))) if edge else ()
-                return *(row_number(x, table, row) for table in (lse, rest, delta)), *bounds
+                return *(row_number(x, table, row) for table in (lse, delta)), *bounds
 
             def change(state: tuple, column: Value, offset: Value) -> None:
                 at_score, at_product = x.at(x.pointer(scores), offset), x.at(x.pointer(products), offset)
-                p = x.exp2(b.fsub(b.fsub(x.load(at_score), state[0]), state[1]))
-                ds = b.fmul(p, b.fsub(x.load(at_product), state[2]))
+                # Rounded like the lse of a row with one outstanding key: however large both are, their difference is 0.
+                score = b.fmul(x.load(at_score), natural)
+                p = x.exp2(b.fsub(score, state[0]), log2_e)
+                ds = b.fmul(p, b.fsub(x.load(at_product), state[1]))
                 if edge:
-                    seen = inside_band(x, column, *state[3:])
+                    seen = inside_band(x, column, *state[2:])
                     p, ds = (b.select(seen, value, x.constant(0.0)) for value in (p, ds))
                 x.store(p, at_score)
                 x.store(ds, at_product)
@@ -95,16 +98,16 @@ def _weights(edge: bool):
             each_vector(x, rows, columns, row_stride, per_row, change)
             return context.get_dummy_value()
 
-        integers = (scores, products, row_stride, rows, columns, lse, rest, delta, low, high)
-        return typed(types.void, static, *integers), generate
+        before, after = (scores, products, row_stride, rows, columns, lse, delta), (low, high)
+        return typed(types.void, static, *before, types.float64, *after), generate
 
     return weights
 
 
 weights = _weights(edge=False)
-"""``P = 2**(S - lse - rest)`` over scores in powers of two, ``dS = P * (dP - delta)`` over the products dP.
+"""``P = exp(unit * S - lse)`` over the products S = Q K^T, ``dS = P * (dP - delta)`` over the products dP.
 
-lse, rest and delta are tables of one number per row; low and high are ignored.
+lse and delta are tables of one number per row; low and high are ignored.
 """
 edge_weights = _weights(edge=True)
 """The same where row r sees only the columns ``low + r <= column < high + r``; P and dS are 0 elsewhere."""
