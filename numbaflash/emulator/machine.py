@@ -216,7 +216,11 @@ class Machine:
             places = np.unique(pcs)
             current = int(places[np.searchsorted(places, self.turn, side="right") % len(places)])
             self.turn = current
-        here = (running | (self.state == PARKED)) & (self.pc == current)
+        here = running & (self.pc == current)
+        parked = (self.state == PARKED) & (self.pc == current)
+        if parked.any():
+            # Only threads of its own warp can complete a parked warp; woken by others it would park again.
+            here |= parked & np.repeat(here.reshape(-1, 32).any(axis=1), 32)
         self.state[here] = RUNNING
         waiting = ((self.state == RUNNING) | (self.state == PARKED)) & ~here
         horizon = FAR
