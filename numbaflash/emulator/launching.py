@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import time
+from operator import index
 
 import numpy as np
 
@@ -27,14 +28,20 @@ def prepared(text: str, entry: str | None):
     return module, flatten(module, module.entry(entry))
 
 
+LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
+
+
 def dimensions(value, name):
-    """A grid or block size as three positive ints."""
+    """A grid or block size as three positive ints, none above what a GPU takes."""
     try:
-        sizes = (int(value),) if np.ndim(value) == 0 else tuple(int(n) for n in value)
+        sizes = (index(value),) if np.ndim(value) == 0 else tuple(index(n) for n in value)
     except TypeError:
         raise TypeError(f"{name} must be an int or a tuple of up to three ints, not {value!r}") from None
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
         raise ValueError(f"{name} must be one to three positive ints, not {value!r}")
+    for axis, size, largest in zip("xyz", sizes, LARGEST[name]):
+        if size > largest:
+            raise ValueError(f"{name} {axis} is at most {largest}, not {size}")
     return (*sizes, 1, 1)[:3]
 
 
