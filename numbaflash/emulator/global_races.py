@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import RaceError
-from .races import (ATOMIC, BLOCK_BITS, BLOCK_MASK, IN_FLIGHT, TIME_SHIFT, UNALLOCATED, UNINITIALIZED,
-                    stamp_block, stamp_thread, stamp_time)
+from .races import (ATOMIC, BLOCK_BITS, BLOCK_MASK, IN_FLIGHT, THREAD_MASK, TIME_SHIFT, UNALLOCATED,
+                    UNINITIALIZED, stamp_block, stamp_thread, stamp_time)
 
 
 class GlobalOrder:
@@ -67,7 +67,10 @@ class GlobalShadow:
         size = (len(space.bytes) >> space.shift) + 16
         self.stamps = np.zeros(size, np.uint64)
         self.races = machine.checks.global_races
+        # Two readers, of different threads: whichever thread writes, one of them is another one. A reader of
+        # several blocks carries ATOMIC.
         self.readers = np.zeros(size if self.races else 0, np.uint64)
+        self.other_readers = np.zeros(size if self.races else 0, np.uint64)
         self.order = GlobalOrder()
         self.strong = set()
         end = 0
@@ -101,7 +104,21 @@ class GlobalShadow:
                     other = (before != 0) & (((before ^ own) >> BLOCK_BITS & BLOCK_MASK) != 0)
                     several = other | ((before & ATOMIC) != 0)
                     own = np.where(several, own | ATOMIC, own)
+                    changed = (before != 0) & (((before ^ own) & THREAD_MASK) != 0)
+                    if changed.any():
+                        self.other_readers[at[changed]] = before[changed]
                 self.readers[at] = own
+                winner = self.readers.take(at)
+                lost = winner != own
+                if np.count_nonzero(lost):
+                    self.readers_of_one_step(at[lost], own[lost], winner[lost])
+
+    def readers_of_one_step(self, at, own, winner):
+        """Several lanes read a granule in one step, and ``winner`` is noted as its reader."""
+        self.other_readers[at] = own
+        foreign = ((winner ^ own) >> BLOCK_BITS & BLOCK_MASK | (own & ATOMIC)) != 0
+        if foreign.any():
+            self.readers[at[foreign]] = winner[foreign] | ATOMIC
 
     def store(self, granule, active, access, values, kind="store", flag=None):
         lanes = active.lanes
@@ -118,6 +135,7 @@ class GlobalShadow:
                 before = self.readers.take(at)
                 if np.maximum.reduce(before):
                     self.examine_readers(at, before, active, access)
+                    self.examine_others(at, before, active, access)
             if kind == "store" and self.races:
                 self.stamps[at] = own
                 lost = self.stamps.take(at) != own
@@ -195,6 +213,17 @@ class GlobalShadow:
             return
         if bad.any():
             self.report(at, before, bad, active, access, "read")
+
+    def examine_others(self, at, before, active, access):
+        """The second reader, where the last one is the writing thread itself."""
+        if access.kind == "atomic" or id(access.instruction) in self.strong:
+            return
+        mine = self.clocks.who if active.lanes is None else self.clocks.who[active.lanes]
+        stamp = self.other_readers.take(at)
+        same_block = (stamp >> BLOCK_BITS & BLOCK_MASK) == (mine >> BLOCK_BITS & BLOCK_MASK)
+        bad = self.unordered(stamp & ~ATOMIC, (before != 0) & (stamp != 0) & same_block, active)
+        if bad.any():
+            self.report(at, stamp, bad, active, access, "read")
 
     def collision(self, at, lost, active, access, values):
         """Lanes of several warps or blocks wrote different bytes to one granule in one step."""
