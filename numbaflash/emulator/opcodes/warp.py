@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import EmulatorError
 from ..registry import opcode
 from ..values import DTYPES
 from .barrier import member_mask
@@ -60,9 +61,23 @@ def shfl(d, i):
         else:
             source, valid = lanes_of(mode, by_warp(machine, b, warps), by_warp(machine, c, warps))
             result = np.take_along_axis(values, source, 1)
+        if mask is not None:
+            check_sources(active, warps, source)
         put(machine, active, out, warps, result)
         if flag is not None:
             put(machine, active, flag, warps, valid)
+
+    def check_sources(active, warps, source):
+        """Results are undefined where a thread reads from one that is not in membermask."""
+        here, _ = members(machine, active, mask, warps)
+        named = by_warp(machine, mask, warps) >> source.astype(np.uint32) & np.uint32(1)
+        outside = np.argwhere(here & (named == 0))
+        if len(outside):
+            row, column = outside[0].tolist()
+            lane = 32 * (row if warps is None else int(warps[row])) + column
+            other = int(np.broadcast_to(source, here.shape)[row, column])
+            machine.fail(EmulatorError, f"shfl.sync reads from lane {other}, which is not in the membermask",
+                         i, lane, len(outside))
     return step
 
 
