@@ -38,7 +38,7 @@ FORWARD_GENERAL = {
 BACKWARD_KEYS = {
     # width: (warps, row_tiles, columns, step, resident, parts, blocks)
     32: (4, 2, 64, 32, False, ("both",), 2),
-    64: (4, 2, 64, 32, False, ("both",), 1),
+    64: (4, 2, 64, 16, False, ("both",), 1),
     96: (4, 1, 64, 32, False, ("both",), 1),
     128: (4, 1, 64, 32, False, ("both",), 1),
     192: (4, 1, 32, 16, False, ("dv", "dk"), 1),
