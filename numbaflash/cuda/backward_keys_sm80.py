@@ -16,8 +16,9 @@ from numbaflash.cuda.scores import (
     ONE, load_draw, make_apply_score, make_drop, make_hide, make_keep, make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.tiles import (
-    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, device, load_segment, locate, row_zero, tile_range,
+    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, load_segment, locate, row_zero, tile_range,
 )
 from numbaflash.cuda.unroll import unrolled
 

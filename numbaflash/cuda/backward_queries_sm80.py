@@ -16,7 +16,8 @@ from numbaflash.cuda.scores import (
     ZERO, load_draw, make_apply_score, make_hide, make_keep, make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E
-from numbaflash.cuda.tiles import Q_LENGTH, column, device, load_segment, locate, query_rows, tiles_seen
+from numbaflash.cuda.inlining import device
+from numbaflash.cuda.tiles import Q_LENGTH, column, load_segment, locate, query_rows, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 
 

@@ -19,7 +19,7 @@ from numbaflash.cuda import ptx
 from numbaflash.cuda.panels import CHUNKS, COPIES, tile_bytes
 from numbaflash.cuda.scores import DROPOUTS, INFINITY, ZERO, Lanes, Scoring, kept
 from numbaflash.cuda.softmax import LOG2_E
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.unroll import unrolled
 
 PARTS = ("both", "dk", "dv")

@@ -30,7 +30,8 @@ from numbaflash.cuda.scores import (
     make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
-from numbaflash.cuda.tiles import Q_LENGTH, column, device, fill_grid, load_segment, locate, query_rows, tiles_seen
+from numbaflash.cuda.inlining import device
+from numbaflash.cuda.tiles import Q_LENGTH, column, fill_grid, load_segment, locate, query_rows, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 from numbaflash.problem import Problem
 

@@ -10,7 +10,7 @@ from numba import cuda, uint32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.panels import PANEL_ROW
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.unroll import unrolled
 
 ZERO = np.float32(0)

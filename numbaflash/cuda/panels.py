@@ -11,7 +11,7 @@ never a number read from memory.
 from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.unroll import unrolled
 
 PANEL_ROW = 128

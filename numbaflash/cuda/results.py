@@ -5,7 +5,7 @@ from numbaflash.cuda import ptx
 from numbaflash.cuda.fragments import matrix_instructions
 from numbaflash.cuda.panels import CHUNKS, chunk_place
 from numbaflash.cuda.stores import STORE_FLOAT
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.unroll import unrolled
 
 

@@ -14,7 +14,8 @@ from numba import float32, int32, int64, uint32, uint64
 
 from numbaflash import dropout, segments
 from numbaflash.cuda import ptx
-from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column, device, pair_row
+from numbaflash.cuda.inlining import device
+from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column, pair_row
 from numbaflash.cuda.unroll import unrolled
 from numbaflash.jit import compile_plain
 

@@ -7,7 +7,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numbaflash.cuda import ptx
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.unroll import unrolled
 
 INFINITY = np.float32(np.inf)

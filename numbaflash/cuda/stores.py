@@ -2,7 +2,7 @@
 from numba import float64
 
 from numbaflash.cuda import ptx
-from numbaflash.cuda.tiles import device
+from numbaflash.cuda.inlining import device
 
 
 @device

@@ -1,21 +1,19 @@
 """Which tile of which head of which sequence a block computes, and which keys its rows see.
 
-Plain functions of integers, compiled for the device; `device` is the decorator that all our device functions use.
+Plain functions of integers, compiled for the device.
 """
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, int32, int64, uint32
+from numba import int32, int64, uint32
 
 from numbaflash import segments as seg
 from numbaflash import visibility
 from numbaflash.cuda import ptx
 from numbaflash.cuda.arguments import LARGEST
+from numbaflash.cuda.inlining import device
 from numbaflash.cuda.plan import Pointer
 from numbaflash.jit import compile_plain
-
-device = cuda.jit(device=True, inline="always")
-"""Inlined always: Numba compiles a kernel without a GPU only if every device function is inlined."""
 
 tile_range = compile_plain(visibility.tile_range, device)
 
