@@ -18,6 +18,7 @@ examples:
   bench.py accuracy --json accuracy.json            errors of every dtype, kept in a file
   bench.py memory --plot memory.png                 peak memory against length, as a picture
   bench.py kernels --arch sm_90a --filter '*-d64-*' registers and spills of some CUDA kernels
+  bench.py kernels --sass                           instructions per tile by unit, and the bound that follows
   bench.py traffic                                  bytes moved, counted, and what texts claim about them
 
 Each run prints machine, versions, threads and the path of the package it measures.

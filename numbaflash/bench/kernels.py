@@ -18,7 +18,7 @@ from numbaflash.cuda.compile import ARCHITECTURES, Resources, compile_cubin, com
 from numbaflash.cuda.plan import Launch
 from numbaflash.cuda.simt_config import shared_limit
 
-from . import report
+from . import bounds, report
 
 HELP = "registers, spills and shared memory of the CUDA kernels, held to their limits"
 REGISTER_FILE, MOST_REGISTERS, WARP_UNIT = 65536, 255, 8
@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--filter", nargs="+", metavar="PATTERN", help="variants by name, like 'simt-*-float32-d64-*'"
+    )
+    parser.add_argument(
+        "--sass", action="store_true", help="instructions per tile of the tensor-core kernels, and their bound"
     )
     parser.add_argument("--list", action="store_true", help="print the names of what would be compiled")
 
@@ -87,6 +90,8 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         require_numba_cuda()
     except ImportError as error:
         raise report.UsageError(str(error)) from None
+    if arguments.sass:
+        return bounds.run(arguments)
     kernels = chosen(arguments)
     if arguments.list:
         for kernel in kernels:
@@ -186,7 +191,10 @@ def breaches(resources: Resources, launch: Launch, arch: str, matrix: int | None
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Registers against shared memory, a point for each kernel."""
+    """Registers against shared memory, a point for each kernel; or the clocks of ``--sass``."""
+    if "clocks" in rows[0]:
+        bounds.plot(rows, path)
+        return
     figure, (axis,) = report.axes("Registers and shared memory of the CUDA kernels")
     palette = (report.BLUE, report.ORANGE, report.GREEN, report.GREY)
     for number, arch in enumerate(dict.fromkeys(row["arch"] for row in rows)):

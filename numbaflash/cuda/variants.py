@@ -17,7 +17,9 @@ import numpy as np
 
 from numbaflash.arrays import FLOATING
 from numbaflash.cuda import plan_sm80, simt_plan
-from numbaflash.cuda.configs_sm80 import FORWARD_WORDS, WIDTHS
+from numbaflash.cuda.backward_sm80 import BackwardConfig
+from numbaflash.cuda.configs_sm80 import FORWARD_WORDS, WIDTHS, capability, choose_backward, choose_forward
+from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.plan import Launch, Plan
 from numbaflash.cuda.simt_config import CLASSES
 from numbaflash.options import Options
@@ -140,6 +142,37 @@ def plan_of(name: str, arch: str) -> Plan:
     dsinks = None if problem.sinks is None else np.zeros(problem.sinks.shape)
     dlse = None if variant.style in PLAIN else np.zeros_like(lse)
     return planner.plan_backward(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch)
+
+
+def configurations(name: str, arch: str) -> dict[int, ForwardConfig | BackwardConfig]:
+    """Tile sizes of a variant's kernels that multiply tiles on tensor cores, by the number of their launch.
+
+    Parameters
+    ----------
+    name : str
+        A key of `VARIANTS`, of the family "tensor".
+    arch : str
+
+    Raises
+    ------
+    NotImplementedError
+        Where these kernels have nothing for this architecture.
+    """
+    variant, launches = VARIANTS[name], plan_of(name, arch).launches
+    problem = _problem(variant)
+    shape = (1, HEADS, ROWS, variant.dim)
+    if variant.direction == "forward":
+        out = _array(shape, problem.out_dtype, variant)
+        return {0: choose_forward(problem, out, capability(arch) < plan_sm80.OLDEST)}
+    dout, dq, dk, dv = (_array(shape, problem.out_dtype, variant) for _ in range(4))
+    keys, queries = choose_backward(problem, dout, dq, dk, dv, arch)
+    left, found = list(keys), {}
+    for number, launch in enumerate(launches):
+        if launch.kernel.name.startswith("backward_keys"):
+            found[number] = left.pop(0)
+        elif launch.kernel.name.startswith("backward_queries"):
+            found[number] = queries
+    return found
 
 
 class Kernel(NamedTuple):
