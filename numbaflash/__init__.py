@@ -6,6 +6,7 @@
 """
 
 from .api import attention, attention_backward, attention_varlen, attention_vjp
+from .config import CUDAConfig
 from .merge import merge_states
 from .options import Gradients, Options
 from .tuning import CPUConfig, autotune
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CPUConfig",
+    "CUDAConfig",
     "Gradients",
     "Options",
     "attention",

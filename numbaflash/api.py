@@ -110,9 +110,9 @@ def attention(
         Check values that lie on a device; host values are always checked.
     backend : {"auto", "cpu", "cuda", "emulator"}
         "auto" takes what is there; a named backend never falls back.
-    config : CPUConfig, optional
-        Tile sizes of the CPU backend. By default those that :func:`autotune` kept for such calls on this machine,
-        else from a model of the caches.
+    config : CPUConfig or CUDAConfig, optional
+        Tile sizes of the CPU backend; by default those that :func:`autotune` kept for such calls on this machine,
+        else from a model of the caches. Or which kernels run on the CUDA backend and in the emulator.
     stream : optional
         For device arrays only.
 

@@ -19,7 +19,9 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
+from .config import CUDAConfig
 from .problem import BACKENDS, Problem, _one_of
+from .tuning import CPUConfig
 
 MODULES = {
     "cpu": "numbaflash.cpu.backend",
@@ -46,16 +48,21 @@ def choose(name: str, problem: Problem) -> ModuleType:
     RuntimeError
         ``backend="cuda"`` without a usable GPU.
     NotImplementedError
-        A config for a backend that takes none.
+        A config for another backend.
     """
     _one_of("backend", name, BACKENDS)
     on_device = problem.home.device is not None
     if name == "auto":
-        name = "cuda" if on_device or (problem.config is None and gpu_is_usable()) else "cpu"
+        device = problem.config is None or isinstance(problem.config, CUDAConfig)
+        name = "cuda" if on_device or (device and gpu_is_usable()) else "cpu"
     elif on_device and name != "cuda":
         raise ValueError(f"backend={name!r} works in host memory; q lies on GPU {problem.home.device}")
-    if problem.config is not None and name != "cpu":
-        raise NotImplementedError(f"config is for the CPU backend; backend={name!r} takes none")
+    wanted = CPUConfig if name == "cpu" else CUDAConfig
+    if problem.config is not None and type(problem.config) is not wanted:
+        raise NotImplementedError(f"config must be a {wanted.__name__} for backend={name!r}, not a "
+                                  f"{type(problem.config).__name__}")
+    if name == "cuda" and problem.config is not None and problem.config.arch is not None:
+        raise NotImplementedError(f"config.arch is for backend='emulator'; a GPU has its own, not {problem.config.arch!r}")
     if name == "cuda":
         _require_gpu()
     return _module(name)

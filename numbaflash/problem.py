@@ -9,6 +9,7 @@ import numpy as np
 
 from . import segments as seg
 from .arrays import FLOAT8, FLOATING, Home, Operand, adopt, bfloat16, float32, float64, home_of, host_values, operand
+from .config import CUDAConfig
 from .options import Options
 from .score import Score
 from .tuning import CPUConfig
@@ -78,8 +79,8 @@ class Problem(NamedTuple):
         The caller's layout.
     home : Home
         Where the arrays live.
-    config : CPUConfig or None
-        Tile sizes that the caller asks for.
+    config : CPUConfig, CUDAConfig or None
+        What the caller asks of the kernels.
     """
 
     q: Operand
@@ -101,7 +102,7 @@ class Problem(NamedTuple):
     ndim: int
     layout: str
     home: Home
-    config: CPUConfig | None = None
+    config: CPUConfig | CUDAConfig | None = None
 
     @property
     def compute_dtype(self) -> np.dtype:
@@ -284,9 +285,9 @@ def _out_dtype(out_dtype: Any, default: np.dtype) -> np.dtype:
     return dtype
 
 
-def _config(config: Any) -> CPUConfig | None:
-    if config is not None and type(config) is not CPUConfig:
-        raise TypeError(f"config must be a CPUConfig or None, not {type(config).__qualname__}")
+def _config(config: Any) -> CPUConfig | CUDAConfig | None:
+    if config is not None and type(config) not in (CPUConfig, CUDAConfig):
+        raise TypeError(f"config must be a CPUConfig, a CUDAConfig or None, not {type(config).__qualname__}")
     return config
 
 

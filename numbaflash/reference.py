@@ -149,17 +149,17 @@ def backward(
 def dense(problem: Problem, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Output and lse as plain code in ``dtype`` computes them: the yardstick of a kernel's rounding errors.
 
-    S and P are rounded to ``dtype``; products add one term after the other in float32 (float64 for float64);
-    the output is rounded to ``problem.out_dtype``.
+    S and P are rounded to ``dtype``; products add one term after the other in float32 (float64 for float64), of
+    factors that ``precision="tf32"`` rounds; the output is rounded to ``problem.out_dtype``.
     """
-    return _forward(problem, _plain(dtype))
+    return _forward(problem, _plain(dtype, problem.precision))
 
 
 def dense_backward(
     problem: Problem, dtype: np.dtype, dout: np.ndarray, dlse: np.ndarray | None = None
 ) -> tuple[np.ndarray | None, ...]:
     """Gradients as plain code in ``dtype`` computes them, in the form of :func:`backward`."""
-    return _backward(problem, dout, dlse, _plain(dtype))
+    return _backward(problem, dout, dlse, _plain(dtype, problem.precision))
 
 
 class Arithmetic(NamedTuple):
@@ -190,8 +190,9 @@ def _exact(problem: Problem) -> Arithmetic:
     return EXACT._replace(work=np.dtype(np.longdouble)) if problem.q.dtype == np.float64 else EXACT
 
 
-def _plain(dtype: np.dtype) -> Arithmetic:
+def _plain(dtype: np.dtype, precision: str) -> Arithmetic:
     work = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    product = _tf32_product if precision == "tf32" and dtype == np.float32 else _term_by_term
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return stored(x, dtype)
@@ -199,7 +200,7 @@ def _plain(dtype: np.dtype) -> Arithmetic:
     def stored(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return x.astype(dtype).astype(work)
 
-    return Arithmetic(work, rounded, stored, _term_by_term)
+    return Arithmetic(work, rounded, stored, product)
 
 
 def _term_by_term(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -207,6 +208,17 @@ def _term_by_term(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for column, row in zip(a.T, b, strict=True):
         total += column[:, None] * row
     return total
+
+
+def _tf32_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _term_by_term(round_tf32(a), round_tf32(b))
+
+
+def round_tf32(x: np.ndarray) -> np.ndarray:
+    """float32 numbers rounded to the ten bits of mantissa of tf32, ties away from zero; NaN and infinities stay."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
 
 
 def _forward(problem: Problem, how: Arithmetic) -> tuple[np.ndarray, np.ndarray]:

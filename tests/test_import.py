@@ -49,6 +49,7 @@ def test_importing_loads_no_other_array_library_and_no_gpu_driver():
 def test_the_public_names_are_few_and_documented():
     assert sorted(numbaflash.__all__) == [
         "CPUConfig",
+        "CUDAConfig",
         "Gradients",
         "Options",
         "attention",

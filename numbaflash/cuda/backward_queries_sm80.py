@@ -171,8 +171,8 @@ def make_backward_queries(config: BackwardConfig):
         target = query_rows(call, back.dq, place) + int64(block_row) * back.dq.row
         factors = cuda.local.array(LANE_ROWS, float32)
         fill_factors(factors, float32(call.scale))
-        if not RESIDENT:                            # else the tiles of queries were read before the first barrier
-            if ASYNC:
+        if not RESIDENT or lo >= hi:                # else the tiles of queries were read before the first barrier
+            if ASYNC and not RESIDENT:
                 if lo >= hi:                        # nobody has waited for them yet
                     ptx.cp_async_wait_all()
             cuda.syncthreads()

@@ -1,4 +1,17 @@
-"""The launches of a call: tensor cores where they compute what is asked for, else plain multiply-adds."""
+"""The launches of a call: tensor cores where they compute what is asked for, else plain multiply-adds.
+
+=======================================  ============================================================
+what                                     on tensor cores
+=======================================  ============================================================
+float16, bfloat16                        forward and backward, from sm_80; float16 forward on sm_75
+float32 with ``precision="tf32"``        forward, from sm_80
+or ``"tf32x3"``
+float32 otherwise, float64               never
+D or Dv beyond 256 (tf32: 128)           never
+=======================================  ============================================================
+
+Each family of kernels says itself what it lacks, by NotImplementedError; `plan_sm80` holds the tables.
+"""
 import numpy as np
 
 from numbaflash.cuda import plan_sm80, simt_plan
@@ -14,10 +27,12 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str =
     NotImplementedError
         What no CUDA kernel computes.
     """
-    try:
-        return plan_sm80.plan_forward(problem, out, lse, arch)
-    except NotImplementedError:
-        return simt_plan.plan_forward(problem, out, lse, arch)
+    if _wants_tensor_cores(problem):
+        try:
+            return plan_sm80.plan_forward(problem, out, lse, arch)
+        except NotImplementedError:
+            pass
+    return simt_plan.plan_forward(problem, out, lse, arch)
 
 
 def plan_backward(
@@ -33,7 +48,13 @@ def plan_backward(
         What no CUDA kernel computes.
     """
     arguments = problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch
-    try:
-        return plan_sm80.plan_backward(*arguments)
-    except NotImplementedError:
-        return simt_plan.plan_backward(*arguments)
+    if _wants_tensor_cores(problem):
+        try:
+            return plan_sm80.plan_backward(*arguments)
+        except NotImplementedError:
+            pass
+    return simt_plan.plan_backward(*arguments)
+
+
+def _wants_tensor_cores(problem: Problem) -> bool:
+    return problem.config is None or problem.config.tensor_cores

@@ -50,6 +50,8 @@ PLAIN = {
     "causal, rows that see nothing": ((1, 2, 150, 64), dict(keys=70), dict(causal=True)),
     "causal, keys that nobody sees": ((1, 1, 70, 64), dict(keys=150), dict(causal=True, q_offset=0)),
     "window": ((1, 1, 260, 64), dict(keys=300), dict(window=(70, 20))),
+    "no keys": ((1, 2, 20, 64), dict(keys=0), dict(deterministic=True)),
+    "causal, whole tiles that see nothing": ((1, 1, 150, 64), dict(keys=150), dict(causal=True, q_offset=-140, deterministic=True)),
     "a single query": ((1, 2, 1, 64), dict(keys=130), {}),
     "narrow heads": ((2, 2, 65, 40), dict(keys=100, value_dim=56), dict(causal=True)),
     "sinks": ((1, 2, 80, 64), dict(keys=60), dict(sinks=np.array([1.5, -3.0]), causal=True)),

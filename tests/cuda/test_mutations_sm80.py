@@ -87,8 +87,9 @@ KERNELS = ["backward_keys", "backward_queries"]
 
 @pytest.fixture
 def backward_mutants(monkeypatch, request):
-    arrays = inputs((1, 2, 200, 64), keys=330, kv_heads=1, dtype=bf16)     # some blocks of keys see no query
-    problem = problem_of(arrays, causal=True, q_offset=0, deterministic=True)
+    # some blocks of keys see no query, and some of queries no key
+    arrays = inputs((1, 2, 270, 64), keys=330, kv_heads=1, dtype=bf16)
+    problem = problem_of(arrays, causal=True, q_offset=-130, deterministic=True)
     return Mutants(monkeypatch, request.param, lambda: backward(problem, counters=False)[:3], same_bits)
 
 

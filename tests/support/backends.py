@@ -16,12 +16,18 @@ class Backend(NamedTuple):
         Multiplications, batch * heads * queries * keys * (D + Dv), in tests that have a choice.
     examples : float
         Share of the usual number of hypothesis examples.
+    dims : tuple of int
+        Head dimensions to draw from; empty: any. Each has kernels of its own where kernels are compiled by width.
+    precision : str
+        Of products of float32.
     """
 
     name: str
     rows: int = 300
     work: int = 20_000_000
     examples: float = 1.0
+    dims: tuple[int, ...] = ()
+    precision: str = "ieee"
 
 
 BACKENDS = [Backend("cpu")]

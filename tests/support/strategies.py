@@ -179,8 +179,10 @@ def sizes(largest: int) -> st.SearchStrategy[int]:
     return st.one_of(choices)
 
 
-def head_dims() -> st.SearchStrategy[int]:
-    """D or Dv: what models use, odd ones, 0 and beyond 256."""
+def head_dims(dims: tuple[int, ...] = ()) -> st.SearchStrategy[int]:
+    """D or Dv: those of a backend, or what models use, odd ones, 0 and beyond 256."""
+    if dims:
+        return st.sampled_from(dims)
     usual = st.sampled_from([16, 32, 64, 80, 96, 128, 256])
     return st.one_of(usual, usual, st.integers(1, 80), st.integers(1, 256), st.sampled_from([0, 257, 300]))
 
@@ -202,8 +204,8 @@ def calls(
     variant = draw(variants) if variant is None else variant
     packed = draw(st.booleans()) if packed is None else packed
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    dim = draw(head_dims())
-    value_dim = dim if draw(st.booleans()) else draw(head_dims())
+    dim = draw(head_dims(backend.dims))
+    value_dim = dim if draw(st.booleans()) else draw(head_dims(backend.dims))
     budget = backend.work // (dim + value_dim + 1)
     largest = min(backend.rows, math.isqrt(budget))
     rows, keys = draw(sizes(largest)), draw(sizes(largest))
@@ -247,6 +249,8 @@ def calls(
     chosen |= draw(stage_options(pairs, variant, rng))
     if layout != "BHND":
         chosen["layout"] = layout
+    if backend.precision != "ieee":
+        chosen["precision"] = backend.precision
     if variant.out_dtype is not None:
         chosen["out_dtype"] = variant.out_dtype
     out_shape = shapes[0][:-1] + (value_dim,)
