@@ -12,12 +12,13 @@ Where to read on: ``parser`` turns text into instructions, ``machine`` runs them
 function per instruction that says what it does, ``memory`` and ``races`` check accesses, ``counters`` counts.
 """
 from .checks import Checks
-from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, TrapError,
-                     UninitializedRead, UnknownInstruction)
+from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, StepLimitError,
+                     TrapError, UninitializedRead, UnknownInstruction)
 
 __all__ = [
     "launch", "execute", "address", "uninitialized", "Checks", "Report", "EmulatorError", "MemoryFault",
-    "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "TrapError", "UnknownInstruction"
+    "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "StepLimitError", "TrapError",
+    "UnknownInstruction"
 ]
 
 _LAZY = {"launch": "launching", "address": "arguments", "uninitialized": "arguments", "execute": "executor",

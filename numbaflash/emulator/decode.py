@@ -9,6 +9,7 @@ from .global_races import GlobalShadow
 from .journal import place
 from .machine import Active
 from .memory import GUARD, LOCAL_WINDOW, SHARED_START, SHARED_WINDOW, Allocation, LocalShadow, Space
+from .naming import shared_name
 from .parser import Address
 from .races import UNALLOCATED, UNINITIALIZED, SharedShadow
 from .registry import lookup
@@ -92,7 +93,7 @@ class Decoder:
             align = max(variable.align, 16)
             top = -(-top // align) * align
             self.symbols[name] = top
-            allocations.append(Allocation(f"shared {variable.name}", top, variable.nbytes))
+            allocations.append(Allocation(shared_name(variable.name, self.function), top, variable.nbytes))
             top += variable.nbytes + GUARD
         dynamic = [name for name, v in variables.items() if v.dynamic]
         align = max([16, *(variables[name].align for name in dynamic)])

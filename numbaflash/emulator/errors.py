@@ -35,7 +35,11 @@ class BarrierError(EmulatorError):
 
 
 class DeadlockError(EmulatorError):
-    """No thread can go on. The message lists who waits where."""
+    """No thread can go on, or all go round in circles. The message lists who waits where."""
+
+
+class StepLimitError(EmulatorError):
+    """A launch that went on for longer than ``max_steps``. The message lists who was where."""
 
 
 class TrapError(EmulatorError):

@@ -1,78 +1,47 @@
-"""Races between blocks on global memory (PTX ISA 8.8 release and acquire patterns, 8.10).
+"""Races on global memory (PTX ISA, Memory Consistency Model: Conflict and Data-Races).
 
-The same stamps as for shared memory, for the launch as a whole: 0 is nobody. Blocks run in any order, so
-what one wrote another may touch only atomically, or after a fence and an atomic have passed the word on.
+Two accesses to one place race if one of them is a write, nothing orders them, and one of them is weak.
+Barriers order threads of a block; between blocks, which run in any order, only fences with strong accesses do
+(`fences.Order`). Strong accesses (see there) do not race with each other, so a flag that other blocks poll
+must be written and read by strong instructions; a plain read of what another thread adds to atomically is a
+race, whichever comes first.
+
+Stamps are those of `races`; 0 is nobody.
 """
 from __future__ import annotations
 
 import numpy as np
 
 from .errors import RaceError
+from .fences import is_strong
 from .races import (ATOMIC, BLOCK_BITS, BLOCK_MASK, IN_FLIGHT, THREAD_MASK, TIME_SHIFT, UNALLOCATED,
                     UNINITIALIZED, stamp_block, stamp_thread, stamp_time)
 
-
-class GlobalOrder:
-    """Which blocks know of which, through fences and atomics (PTX ISA 8.8, 8.10, release and acquire
-    patterns).
-
-    An atomic publishes what its block did before its last ``membar`` and takes over what earlier atomics on
-    that address published.
-    """
-
-    FEW = 8
-
-    def __init__(self):
-        self.fenced, self.known, self.published = {}, {}, {}
-
-    def fence(self, blocks, time):
-        for block in blocks:
-            self.fenced[block] = time
-
-    def atomic(self, block, addresses):
-        known = self.known.setdefault(block, {})
-        for address in addresses:
-            clock = self.published.setdefault(address, {})
-            for other, time in clock.items():
-                known[other] = max(known.get(other, -1), time)
-            if block in self.fenced:
-                clock[block] = self.fenced[block]
-            for other, time in known.items():
-                clock[other] = max(clock.get(other, -1), time)
-
-    def synchronise(self, machine, lanes, places, releases):
-        """A strong access of ``lanes``. A block that touches few places synchronises there; many are mere
-        data."""
-        if machine.grid_blocks == 1:
-            return
-        blocks = machine.block_id[machine.block_of[lanes]]
-        for block in np.unique(blocks).tolist():
-            mine = np.unique(places[blocks == block]).tolist()
-            if len(mine) <= self.FEW:
-                if releases:
-                    self.fence([block], machine.clocks.time)
-                self.atomic(block, mine)
-        if releases:
-            machine.clocks.tick()
-
-    def knows(self, block, other, time):
-        return self.known.get(block, {}).get(other, -1) >= time
+SEVERAL = ATOMIC  # in the stamp of a reader: threads of several blocks have read
+ROWS = 64
 
 
 class GlobalShadow:
-    """Last writer and reader of each granule of global memory; 0 is nobody in this launch."""
+    """Last accesses of each kind to each granule of global memory.
+
+    Of weak writes and of strong accesses the last one is enough: weak writes are ordered, or else one was
+    reported; and who comes after an atomic comes after all that it has observed. Readers are concurrent, so
+    there are two of them, of different threads: whichever thread writes, one of them is another one. Only
+    where blocks can be ordered at all is there one per block.
+    """
 
     def __init__(self, space, machine):
         self.space, self.machine, self.clocks = space, machine, machine.clocks
         size = (len(space.bytes) >> space.shift) + 16
         self.stamps = np.zeros(size, np.uint64)
         self.races = machine.checks.global_races
-        # Two readers, of different threads: whichever thread writes, one of them is another one. A reader of
-        # several blocks carries ATOMIC.
-        self.readers = np.zeros(size if self.races else 0, np.uint64)
-        self.other_readers = np.zeros(size if self.races else 0, np.uint64)
-        self.order = GlobalOrder()
-        self.strong = set()
+        self.readers, self.other_readers = (np.zeros(size if self.races else 0, np.uint64) for _ in range(2))
+        strong = [i for i in machine.function.instructions if is_strong(i)] if self.races else []
+        self.strong_writes = np.zeros(size, np.uint64) if any(i.parts[0] != "ld" for i in strong) else None
+        self.strong_reads = np.zeros(size, np.uint64) if any(i.parts[0] == "ld" for i in strong) else None
+        self.of_block = None
+        if self.races and machine.order.possible and machine.grid_blocks > 1:
+            self.of_block = np.zeros((min(machine.grid_blocks, ROWS), size), np.uint64)
         end = 0
         for start, nbytes, _, initialized in sorted(space.pieces, key=lambda piece: piece[0]):
             first, last = -(-start // space.granule), (start + nbytes) // space.granule
@@ -89,65 +58,80 @@ class GlobalShadow:
         """Flags: the granule holds something."""
         return self.stamps[granule] < UNINITIALIZED
 
+    # ---- accesses
     def load(self, granule, active, access, values):
-        lanes = active.lanes
         for step in access.steps:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
             if np.maximum.reduce(stamp):
                 self.examine(at, stamp, active, access, "load", None)
-            if self.races:
-                own = self.clocks.own()
-                own = own if lanes is None else own[lanes]
-                before = self.readers.take(at)
-                if np.maximum.reduce(before):
-                    other = (before != 0) & (((before ^ own) >> BLOCK_BITS & BLOCK_MASK) != 0)
-                    several = other | ((before & ATOMIC) != 0)
-                    own = np.where(several, own | ATOMIC, own)
-                    changed = (before != 0) & (((before ^ own) & THREAD_MASK) != 0)
-                    if changed.any():
-                        self.other_readers[at[changed]] = before[changed]
-                self.readers[at] = own
-                winner = self.readers.take(at)
-                lost = winner != own
-                if np.count_nonzero(lost):
-                    self.readers_of_one_step(at[lost], own[lost], winner[lost])
+            if not self.races:
+                continue
+            own = self.clocks.own()
+            own = own if active.lanes is None else own[active.lanes]
+            if access.strong:
+                self.strong_reads[at] = own
+                continue
+            self.against(self.strong_writes, at, active, access, "written")
+            self.note_readers(at, own, active)
+
+    def note_readers(self, at, own, active):
+        if self.of_block is not None:
+            blocks = self.machine.block_id[self.machine.block_of]
+            self.of_block[(blocks if active.lanes is None else blocks[active.lanes]) % ROWS, at] = own
+        before = self.readers.take(at)
+        if np.maximum.reduce(before):
+            other = (before != 0) & (((before ^ own) >> BLOCK_BITS & BLOCK_MASK) != 0)
+            several = other | ((before & SEVERAL) != 0)
+            own = np.where(several, own | SEVERAL, own)
+            changed = (before != 0) & (((before ^ own) & THREAD_MASK) != 0)
+            if changed.any():
+                self.other_readers[at[changed]] = before[changed]
+        self.readers[at] = own
+        winner = self.readers.take(at)
+        lost = winner != own
+        if np.count_nonzero(lost):
+            self.readers_of_one_step(at[lost], own[lost], winner[lost])
 
     def readers_of_one_step(self, at, own, winner):
         """Several lanes read a granule in one step, and ``winner`` is noted as its reader."""
         self.other_readers[at] = own
-        foreign = ((winner ^ own) >> BLOCK_BITS & BLOCK_MASK | (own & ATOMIC)) != 0
+        foreign = ((winner ^ own) >> BLOCK_BITS & BLOCK_MASK | (own & SEVERAL)) != 0
         if foreign.any():
-            self.readers[at[foreign]] = winner[foreign] | ATOMIC
+            self.readers[at[foreign]] = winner[foreign] | SEVERAL
 
-    def store(self, granule, active, access, values, kind="store", flag=None):
-        lanes = active.lanes
+    def store(self, granule, active, access, values, kind="store"):
         own = self.clocks.own()
-        if flag is not None or id(access.instruction) in self.strong:
-            own |= ATOMIC
-        own = own if lanes is None else own[lanes]
+        own = own if active.lanes is None else own[active.lanes]
+        weak = not access.strong
         for step in access.steps:
             at = granule + step if step else granule
             stamp = self.stamps.take(at)
             if np.maximum.reduce(stamp):
-                self.examine(at, stamp, active, access, kind, values)
+                self.examine(at, stamp, active, access, kind, values if weak else None)
             if self.races:
+                if weak:
+                    self.against(self.strong_writes, at, active, access, "written")
+                    self.against(self.strong_reads, at, active, access, "read")
                 before = self.readers.take(at)
                 if np.maximum.reduce(before):
                     self.examine_readers(at, before, active, access)
-                    self.examine_others(at, before, active, access)
-            if kind == "store" and self.races:
+            if weak or not self.races:
                 self.stamps[at] = own
+            else:
+                self.strong_writes[at] = own
+                self.stamps[at[stamp == UNINITIALIZED]] = 0
+            if weak and self.races:
                 lost = self.stamps.take(at) != own
                 if np.count_nonzero(lost):
                     self.collision(at, lost, active, access, values)
-            else:
-                self.stamps[at] = own
 
     def atomic(self, granule, active, access, values):
-        self.store(granule, active, access, None, "atomic", ATOMIC)
+        self.store(granule, active, access, None, "atomic")
 
+    # ---- the close look
     def examine(self, at, stamp, active, access, kind, values):
+        """Granules that somebody has written to, or that nobody may use."""
         special = stamp >= IN_FLIGHT
         if special.any():
             index = at << self.space.shift
@@ -159,8 +143,6 @@ class GlobalShadow:
         if not self.races:
             return
         bad = self.unordered(stamp, (stamp != 0) & ~special, active)
-        if kind == "atomic" or id(access.instruction) in self.strong:
-            bad &= (stamp & ATOMIC) == 0
         if bad.any() and values is not None:
             which = np.flatnonzero(bad)
             index = at[which] << self.space.shift
@@ -168,10 +150,18 @@ class GlobalShadow:
             if data.shape[1] == access.nbytes:
                 old = self.space.bytes[index[:, None] + np.arange(data.shape[1])]
                 bad[which[(old == data).all(axis=1)]] = False
-        if bad.any():
-            self.report(at, stamp, bad, active, access, "written")
+        self.report(at, stamp, bad, active, access, "written")
+
+    def against(self, table, at, active, access, what):
+        """A weak access to granules with strong ones in ``table``."""
+        if table is None:
+            return
+        stamp = table.take(at)
+        if np.maximum.reduce(stamp):
+            self.report(at, stamp, self.unordered(stamp, stamp != 0, active), active, access, what)
 
     def unordered(self, stamp, candidates, active):
+        """Which of the candidates were another thread's, and nothing orders them before now."""
         machine = self.machine
         bad = np.zeros(len(stamp), bool)
         which = np.flatnonzero(candidates)
@@ -189,40 +179,33 @@ class GlobalShadow:
             known = self.clocks.seen[machine.block_of[inside], machine.warp_in_block[inside], warp]
             verdict[same] = (time[same] > known) & (thread[same] != machine.thread[inside])
         foreign = np.flatnonzero(~same)
-        if len(foreign):
-            key = np.stack([mine[foreign], block[foreign], time[foreign]])
+        if len(foreign) and not machine.order.known:
+            verdict[foreign] = True
+        elif len(foreign):
+            key = np.stack([machine.warp_of[lanes[foreign]], block[foreign], thread[foreign] >> 5,
+                            time[foreign]])
             unique, inverse = np.unique(key, axis=1, return_inverse=True)
-            order = np.array([not self.order.knows(*one) for one in unique.T.tolist()])
+            order = np.array([not machine.order.knows(*one) for one in unique.T.tolist()])
             verdict[foreign] = order[inverse.reshape(-1)]
         bad[which] = verdict
         return bad
 
     def examine_readers(self, at, before, active, access):
-        several = (before & ATOMIC) != 0
-        bad = self.unordered(before, (before != 0) & ~several, active)
-        if several.any() and self.order.known:
-            lanes = np.flatnonzero(several) if active.lanes is None else active.lanes[np.flatnonzero(several)]
-            mine = stamp_block(self.clocks.who[lanes])
-            grid = self.machine.grid_blocks
-            time = stamp_time(before[several])
-            ordered = np.array([all(self.order.knows(b, q, t) for q in range(grid) if q != b)
-                                for b, t in zip(mine.tolist(), time.tolist())])
-            several[np.flatnonzero(several)[ordered]] = False
-        bad |= several
-        if access.kind == "atomic" or id(access.instruction) in self.strong:
-            return
-        if bad.any():
-            self.report(at, before, bad, active, access, "read")
-
-    def examine_others(self, at, before, active, access):
-        """The second reader, where the last one is the writing thread itself."""
-        if access.kind == "atomic" or id(access.instruction) in self.strong:
-            return
+        """A write, strong or weak, to granules that somebody has read by a weak access."""
         mine = self.clocks.who if active.lanes is None else self.clocks.who[active.lanes]
-        stamp = self.other_readers.take(at)
-        same_block = (stamp >> BLOCK_BITS & BLOCK_MASK) == (mine >> BLOCK_BITS & BLOCK_MASK)
-        bad = self.unordered(stamp & ~ATOMIC, (before != 0) & (stamp != 0) & same_block, active)
-        if bad.any():
+        several, other = (before & SEVERAL) != 0, self.other_readers.take(at)
+        here = (other ^ mine) >> BLOCK_BITS & BLOCK_MASK == 0
+        for stamp, candidates in (before, (before != 0) & ~several), (other, (other != 0) & here):
+            bad = self.unordered(stamp, candidates, active)
+            self.report(at, stamp, bad, active, access, "read")
+        if self.of_block is None:
+            away = (before ^ mine) >> BLOCK_BITS & BLOCK_MASK != 0
+            self.report(at, np.where(away, before, other), several, active, access, "read")
+            return
+        for row in self.of_block if several.any() else ():
+            stamp = row.take(at)
+            foreign = (stamp ^ mine) >> BLOCK_BITS & BLOCK_MASK != 0
+            bad = self.unordered(stamp, (stamp != 0) & foreign, active)
             self.report(at, stamp, bad, active, access, "read")
 
     def collision(self, at, lost, active, access, values):
@@ -232,7 +215,7 @@ class GlobalShadow:
         stamp = self.stamps.take(at)
         mine = self.clocks.who[lanes]
         cross = lost & ((stamp ^ mine) & ~np.uint64(31) & np.uint64((1 << TIME_SHIFT) - 1) & ~ATOMIC != 0)
-        if not cross.any() or id(access.instruction) in self.strong:
+        if not cross.any():
             return
         if not machine.checks.races:
             cross &= stamp_block(stamp) != stamp_block(mine)
@@ -244,10 +227,12 @@ class GlobalShadow:
         different = np.zeros(len(lanes), bool)
         mixed = np.bincount(group, ~same) > 0
         different[order] = mixed[group]
-        if (cross & different).any():
-            self.report(at, stamp, cross & different, active, access, "written")
+        self.report(at, stamp, cross & different, active, access, "written")
 
     def report(self, at, stamp, bad, active, access, what):
+        """The error, if there is anything bad."""
+        if not bad.any():
+            return
         machine = self.machine
         which = int(np.flatnonzero(bad)[0])
         lane = which if active.lanes is None else int(active.lanes[which])
@@ -259,7 +244,8 @@ class GlobalShadow:
             why = "no barrier orders the two accesses"
         else:
             by = f"block {machine.block_name(block)} thread {machine.thread_name(thread)}"
-            why = "blocks run in any order, and no fence with an atomic orders the two accesses"
+            why = "blocks run in any order, and no fence before an atomic of theirs and after one of ours " \
+                "on the same address orders the two accesses"
         machine.fail(RaceError, f"race on global memory: {access.verb()}, {place}, {what} by {by}"
                      f"{machine.journal.find(self.space, int(at[which]), lane, thread, what, block)}; {why}",
                      access.instruction, lane, int(np.count_nonzero(bad)))

@@ -3,9 +3,6 @@ from __future__ import annotations
 
 import functools
 import time
-from operator import index
-
-import numpy as np
 
 from .arguments import Memory, flatten_numba, flatten_ptx, gather
 from .calls import flatten
@@ -15,7 +12,8 @@ from .counters import Counters
 from .decode import Decoder
 from .errors import RaceError
 from .journal import Journal
-from .machine import Machine
+from .limits import check_shared, check_threads, dimensions
+from .machine import MAX_STEPS, Machine
 from .memory import Arena
 from .parser import parse
 from .report import Report
@@ -28,26 +26,10 @@ def prepared(text: str, entry: str | None):
     return module, flatten(module, module.entry(entry))
 
 
-LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
-
-
-def dimensions(value, name):
-    """A grid or block size as three positive ints, none above what a GPU takes."""
-    try:
-        sizes = (index(value),) if np.ndim(value) == 0 else tuple(index(n) for n in value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int or a tuple of up to three ints, not {value!r}") from None
-    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise ValueError(f"{name} must be one to three positive ints, not {value!r}")
-    for axis, size, largest in zip("xyz", sizes, LARGEST[name]):
-        if size > largest:
-            raise ValueError(f"{name} {axis} is at most {largest}, not {size}")
-    return (*sizes, 1, 1)[:3]
-
-
 def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "sm_80", checks=True,
            copies: str = "late", seed: int | None = None, counters: bool = True, names=None,
-           entry: str | None = None) -> Report:
+           entry: str | None = None, max_steps: int = MAX_STEPS,
+           resident_blocks: int | None = None) -> Report:
     """Run a CUDA kernel on the CPU by interpreting its PTX, and check everything it does.
 
     Parameters
@@ -76,6 +58,12 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
         Names of the arguments for messages; those of the function by default.
     entry : str, optional
         Which kernel of a PTX text with several.
+    max_steps : int
+        After so many instructions, each counted once however many threads execute it together, the launch
+        ends with a `StepLimitError`. The default takes some ten minutes.
+    resident_blocks : int, optional
+        Blocks that run at the same time; by default as many as make 8192 threads. Blocks of one batch may wait
+        for each other, but not for a later batch.
 
     Returns
     -------
@@ -110,26 +98,30 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
         text, kinds, default_names = compile_kernel(kernel, arguments, arch)
     names = tuple(names) if names is not None else default_names
     return launch_text(text, kinds, names, grid, block, arguments, shared_bytes=shared_bytes, checks=checks,
-                       copies=copies, seed=seed, counters=counters, entry=entry)
+                       copies=copies, seed=seed, counters=counters, entry=entry, max_steps=max_steps,
+                       resident_blocks=resident_blocks)
 
 
 def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late",
-                seed=None, counters=True, entry=None):
+                seed=None, counters=True, entry=None, max_steps=MAX_STEPS, resident_blocks=None):
     """`launch` of PTX text; ``kinds`` are the Numba types of the arguments, or None to go by the
     parameters."""
     grid, block = dimensions(grid, "grid"), dimensions(block, "block")
     checks = Checks.of(checks)
-    if block[0] * block[1] * block[2] > 1024:
-        raise ValueError(f"a block has at most 1024 threads, not {block[0] * block[1] * block[2]}")
     if copies not in ("late", "early"):
         raise ValueError(f'copies must be "late" or "early", not {copies!r}')
     if shared_bytes < 0:
         raise ValueError(f"shared_bytes must not be negative, not {shared_bytes}")
     if len(names) != len(arguments):
         raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
+    for name, value in ("max_steps", max_steps), ("resident_blocks", resident_blocks):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be positive, not {value}")
     module, function = prepared(text, entry)
+    check_threads(function, block)
+    check_shared(module, function, shared_bytes)
     settings = (module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,
-                counters)
+                counters, max_steps, resident_blocks)
     journal = Journal()
     try:
         return execute(*settings, journal)
@@ -141,7 +133,7 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
 
 
 def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,
-            counters, journal):
+            counters, max_steps, resident_blocks, journal):
     started = time.perf_counter()
     arena = Arena()
     memory = Memory(arena)
@@ -154,7 +146,8 @@ def execute(module, function, kinds, grid, block, arguments, names, shared_bytes
                                             variable.data or bytes(variable.nbytes))
     parameters = pack(function, kinds, arguments, names, memory)
     tally = Counters(counters)
-    machine = Machine(function, grid, block, checks, copies, seed, tally, journal)
+    machine = Machine(function, grid, block, checks, copies, seed, tally, journal, max_steps,
+                      resident_blocks)
     tally.attach(machine, arena.size + 512)
     machine.decoder = Decoder(machine, module.variables, parameters, arena, addresses, shared_bytes)
     machine.run()

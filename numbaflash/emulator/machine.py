@@ -10,14 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import BarrierError, DeadlockError, EmulatorError, UnknownInstruction
+from .fences import Order
 from .journal import Journal, place
 from .races import Clocks
+from .watchdog import Watchdog
 
 RUNNING, AT_BARRIER, PARKED, AT_MBARRIER, EXITED = range(5)
 STATES = ("running", "waiting at a barrier", "waiting for the rest of their warp", "waiting at an mbarrier",
           "exited")
 FAR = 1 << 30
 FAIRNESS = 1024
+MAX_STEPS = 50_000_000
 
 
 class Active:
@@ -87,7 +90,8 @@ class Machine:
 
     MAX_LANES = 8192
 
-    def __init__(self, function, grid, block, checks, copies, seed, counters, journal=None):
+    def __init__(self, function, grid, block, checks, copies, seed, counters, journal=None, max_steps=MAX_STEPS,
+                 resident_blocks=None):
         self.function, self.grid, self.block = function, grid, block
         self.checks, self.copies, self.counters = checks, copies, counters
         self.journal = journal or Journal()
@@ -96,7 +100,7 @@ class Machine:
         self.warps_per_block = -(-self.threads // 32)
         padded = 32 * self.warps_per_block
         self.grid_blocks = grid[0] * grid[1] * grid[2]
-        most = max(1, self.MAX_LANES // padded)
+        most = resident_blocks or max(1, self.MAX_LANES // padded)
         self.batches = -(-self.grid_blocks // most)
         self.blocks = -(-self.grid_blocks // self.batches)
         self.lanes = self.blocks * padded
@@ -111,7 +115,7 @@ class Machine:
         self.real = self.thread < self.threads
         self.everyone = Active()
         self.block_id = np.zeros(self.blocks, np.int64)
-        self.clocks = Clocks(self)
+        self.clocks, self.order = Clocks(self), Order(self)
         self.pc = np.zeros(self.lanes, np.int64)
         self.state = np.zeros(self.lanes, np.uint8)
         self.code = function.instructions
@@ -122,6 +126,7 @@ class Machine:
         self.parts = {}
         self.decoder = None
         self.turn = -1
+        self.watchdog = Watchdog(self, max_steps)
 
     # ---- names and errors
     def block_name(self, number):
@@ -156,6 +161,7 @@ class Machine:
         self.clocks.new_batch(ids)
         self.state[:] = np.where(self.real & present[self.block_of], RUNNING, EXITED)
         self.pc[:] = 0
+        self.watchdog.new_batch()
         for hook in self.batch_hooks:
             hook(ids)
         self.loop()
@@ -177,6 +183,8 @@ class Machine:
                 continue
             self.count(segment, active)
             budget -= 1
+            if not budget % FAIRNESS:
+                self.watchdog.look(active, following)
             if following is not None and following < horizon and (budget or horizon == FAR):
                 current = following
                 continue
@@ -258,8 +266,15 @@ class Machine:
         self.retired_segments.append(done)
         self.split_at(index)
         lanes = slice(None) if active.lanes is None else active.lanes
+        # Lanes of a warp that came here earlier and found it incomplete try again together with these.
+        earlier = (self.state == PARKED) & (self.pc == index)
+        joined = np.repeat(earlier.reshape(-1, 32).any(axis=1), 32)
         self.pc[lanes] = index
-        self.state[park.lanes] = PARKED
+        self.state[park.lanes] = np.where(joined[park.lanes], RUNNING, PARKED)
+        if earlier.any():
+            arrived = np.zeros(self.lanes, bool)
+            arrived[park.lanes] = True
+            self.state[earlier & np.repeat(arrived.reshape(-1, 32).any(axis=1), 32)] = RUNNING
 
     def split_at(self, index):
         if index in self.leaders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import MemoryFault, UninitializedRead
+from .fences import is_strong
 
 GLOBAL_BASE = 0x7F10_0000_0000
 SHARED_WINDOW = 0x7F01_0000_0000
@@ -103,7 +104,7 @@ class Access:
 
     def __init__(self, build, instruction, space, address, nbytes, kind, window=0):
         self.machine, self.instruction, self.space = build.machine, instruction, space
-        self.nbytes, self.kind = nbytes, kind
+        self.nbytes, self.kind, self.strong = nbytes, kind, is_strong(instruction)
         base = build.address_base(address.base)
         self.offset = np.int64(address.offset - window - space.base)
         if not isinstance(base, np.ndarray):

@@ -57,6 +57,7 @@ class Clocks:
         self.seen[:] = self.time
         self.refresh()
         self.time += 1
+        machine.order.new_batch()
 
     def refresh(self, blocks=slice(None)):
         """Recompute what every lane knows, after a change of `seen`."""
@@ -77,6 +78,9 @@ class Clocks:
         self.seen[blocks] = self.time
         self.refresh(blocks)
         self.time += 1
+        order, warps = self.machine.order, range(self.warps)
+        for block in np.arange(self.machine.blocks)[blocks].tolist() if order.possible else ():
+            order.meet(block, warps, warps)
 
     def release(self, block, warps):
         """What ``warps`` of ``block`` know now, themselves included: the clock a barrier or mbarrier
@@ -86,6 +90,8 @@ class Clocks:
         return clock
 
     def acquire(self, block, warps, clock):
+        sources = np.flatnonzero(clock > self.seen[block, warps].min(axis=0))
+        self.machine.order.meet(block, sources.tolist(), warps.tolist())
         self.seen[block, warps] = np.maximum(self.seen[block, warps], clock)
         self.refresh(np.array([block]))
 
@@ -140,7 +146,7 @@ class SharedShadow:
             late = stamp > horizon
             if np.count_nonzero(late):
                 self.examine(at, stamp, late, active, access, "load", None)
-            if self.races:
+            if self.races and not access.strong:
                 self.mark_read(at, lanes)
 
     def mark_read(self, at, lanes):
@@ -154,12 +160,12 @@ class SharedShadow:
             if self.latest is not None:
                 self.latest[at] = self.clocks.time << 5 | 31
 
-    def store(self, granule, active, access, values, kind="store", flag=None):
+    def store(self, granule, active, access, values, kind="store"):
         lanes, clocks = active.lanes, self.clocks
         horizon = clocks.horizon if lanes is None else clocks.horizon[lanes]
         own = clocks.own()
-        if flag is not None:
-            own |= flag
+        if access.strong:
+            own |= ATOMIC
         own = own if lanes is None else own[lanes]
         for step in access.steps:
             at = granule + step if step else granule
@@ -185,7 +191,7 @@ class SharedShadow:
             late = stamp > horizon
             if np.count_nonzero(late):
                 self.examine(granule + step, stamp, late, active, access, "atomic", None)
-        self.store(granule, active, access, None, "atomic", ATOMIC)
+        self.store(granule, active, access, None, "atomic")
 
     # ---- the close look
     def examine(self, at, stamp, late, active, access, kind, values):
@@ -217,7 +223,7 @@ class SharedShadow:
         other = thread != machine.thread[lanes]
         known = self.clocks.seen[machine.block_of[lanes], machine.warp_in_block[lanes], thread >> 5]
         bad = other & (stamp_time(stamps) > known)
-        if kind == "atomic":
+        if access.strong:
             bad &= (stamps & ATOMIC) == 0
         if bad.any() and kind == "store" and values is not None:
             bad &= ~self.same_value(access, active, which, at, values)

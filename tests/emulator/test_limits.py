@@ -1,6 +1,7 @@
 """Launches that no GPU takes are refused, by name and with the limit."""
 import numpy as np
 import pytest
+from numba import cuda, float32
 
 from numbaflash import emulator
 
@@ -38,3 +39,56 @@ def test_sizes_that_are_no_integers_are_refused(name, grid, block):
 @pytest.mark.parametrize("block", [(1, 1, 64), (1024,), np.int64(32), np.array([4, 2, 2])])
 def test_the_largest_blocks_and_numpy_integers_are_taken(block):
     emulator.launch(EMPTY, np.int32(2), block)
+
+
+def shared_ptx(arch, nbytes, bound=""):
+    return f""".version 8.0
+.target {arch}
+.address_size 64
+.shared .align 4 .b8 tile[{nbytes}];
+.visible .entry k() {bound}
+{{
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("arch, static, dynamic, message", [
+    ("sm_80", 49153, 0, "declares 49153 bytes of shared memory; sm_80 has at most 49152"),
+    ("sm_80", 8, (163 << 10) - 7, "sm_80 has at most 166912 per block"),
+    ("sm_86", 1024, 99 << 10, "sm_86 has at most 101376"),
+    ("sm_90a", 4, 227 << 10, "sm_90a has at most 232448"),
+])
+def test_more_shared_memory_than_the_architecture_has_is_refused(arch, static, dynamic, message):
+    with pytest.raises(ValueError, match=message):
+        emulator.launch(shared_ptx(arch, static), 1, 1, shared_bytes=dynamic)
+
+
+@pytest.mark.parametrize("arch, static, dynamic", [
+    ("sm_80", 49152, 0), ("sm_80", 1024, 162 << 10), ("sm_86", 0, 99 << 10), ("sm_90a", 1024, 226 << 10)])
+def test_as_much_shared_memory_as_the_architecture_has_is_taken(arch, static, dynamic):
+    emulator.launch(shared_ptx(arch, static), 1, 1, shared_bytes=dynamic)
+
+
+def test_a_shared_array_that_is_too_large_is_refused_with_a_way_out():
+    @cuda.jit
+    def kernel(x):
+        tile = cuda.shared.array(20_000, float32)
+        tile[cuda.threadIdx.x] = 1
+        cuda.syncthreads()
+        x[0] = tile[x.size]
+
+    with pytest.raises(ValueError, match="80000 bytes.*sm_80 .*49152.*shared_bytes"):
+        emulator.launch(kernel, 1, 32, np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("bound, block, message", [
+    (".maxntid 64, 1, 1", 65, "65 threads.*at most 64"), (".reqntid 64", 32, "32 threads.*exactly 64"),
+    (".maxntid 64", 64, None), (".maxntid 8, 8", (4, 16), None), (".reqntid 64", 64, None)])
+def test_launch_bounds_of_the_kernel_hold(bound, block, message):
+    text = shared_ptx("sm_80", 4, bound)
+    if message is None:
+        emulator.launch(text, 1, block)
+    else:
+        with pytest.raises(ValueError, match=message):
+            emulator.launch(text, 1, block)

@@ -12,7 +12,7 @@ from emulator_kernels.catalogue import CASES
 from numbaflash import emulator
 
 SYNCHRONISATION = (
-    "bar.sync", "bar.arrive", "bar.warp.sync", "barrier.sync",
+    "bar.sync", "bar.arrive", "bar.warp.sync", "barrier.sync", "membar.gl",
     "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all", "cp.async.mbarrier.arrive.noinc",
     "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "mbarrier.test_wait",
 )

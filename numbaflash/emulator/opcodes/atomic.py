@@ -8,7 +8,7 @@ from ..memory import Access
 from ..registry import opcode
 from ..values import BITS, DTYPES, type_names
 from .half import HALVES, decoded, encoded
-from .loadstore import RELEASES, in_space, touched, vector_length
+from .loadstore import in_space, touched, vector_length
 
 
 def increment(old, bound):
@@ -77,19 +77,16 @@ def atomic(d, i, out_operand, address, operands):
     if out_operand is not None:
         outs = [d.target(n, dtype) for n in d.vector(out_operand)]
     shift = dtype.itemsize.bit_length() - 1
-    releases = bool(RELEASES & set(i.parts))
     nbytes = BITS[kind] // 8 * count
 
     def make(space, window):
         access = Access(d, i, space, address, nbytes, "atomic", window)
         data = space.views[dtype.itemsize].view(dtype)
-        order = getattr(space.shadow, "order", None)
 
         def step(active):
             index = access(active) >> shift
             where = np.arange(lanes) if active.lanes is None else active.lanes
-            if order is not None:
-                order.synchronise(machine, where, index, releases)
+            machine.order.strong(active, index << shift, i, space.name)
             for n in range(count):
                 values = [np.broadcast_to(s, lanes)[where] for s in sources[n]]
                 old = np.empty(len(where), dtype) if outs is not None else None

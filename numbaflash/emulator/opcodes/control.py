@@ -4,6 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import MemoryFault, TrapError, UnknownInstruction
+from ..fences import WIDE, is_fence
 from ..registry import opcode
 
 
@@ -88,18 +89,11 @@ def trap(d, i):
 
 @opcode("membar", "fence", section="9.7.13.4", group="synchronisation")
 def fence(d, i):
-    """Order this thread's accesses; at gpu or sys scope a later atomic can publish them to other blocks."""
-    wide = {"gl", "gpu", "sys", "cluster"} & set(i.parts)
-    clocks, machine = d.machine.clocks, d.machine
-    shadow = d.spaces["global"].shadow
-    if not wide or shadow is None or "proxy" in i.parts:
+    """Order this thread's accesses: see `fences`."""
+    wide, order = not WIDE.isdisjoint(i.parts), d.machine.order
+    if not is_fence(i):
         return lambda active: None
-
-    def step(active):
-        lanes = slice(None) if active.lanes is None else active.lanes
-        shadow.order.fence(set(machine.block_id[machine.block_of[lanes]].tolist()), clocks.time)
-        clocks.tick()
-    return step
+    return lambda active: order.fence(active, wide)
 
 
 @opcode("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent",

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..fences import is_strong
 from ..memory import LOCAL_WINDOW, SHARED_WINDOW, Access
 from ..parser import Address
 from ..registry import opcode
@@ -10,8 +11,6 @@ from ..values import BITS, DTYPES, type_names
 
 SPACES = {"global": "global", "shared": "shared", "local": "local", "const": "global", "param": "local"}
 WINDOW_OF = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}
-STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-RELEASES = {"release", "acq_rel"}
 
 
 def vector_length(instruction):
@@ -64,18 +63,17 @@ def ld(d, i):
     dtype = DTYPES[kind]
     raw = np.dtype(f"u{size}")
     outs = [d.extending_target(name, dtype if dtype.kind in "iu" else raw) for name in to]
-    count, shift = len(to), size.bit_length() - 1
+    count, shift, strong = len(to), size.bit_length() - 1, is_strong(i)
 
     def make(space, window):
         access = Access(d, i, space, address, size * count, "load", window)
-        order = strong_order(space, i)
         data = space.views[size].view(dtype if dtype.kind == "i" else raw)
 
         def step(active):
             index = access(active) >> shift
             lanes = active.lanes
-            if order is not None:
-                order.synchronise(d.machine, lanes_of(d.machine, active), index, False)
+            if strong:
+                d.machine.order.strong(active, index << shift, i, space.name)
             for n, out in enumerate(outs):
                 value = data.take(index + n if n else index)
                 if lanes is None:
@@ -85,19 +83,6 @@ def ld(d, i):
         return step
 
     return in_space(d, i, address, make)
-
-
-def strong_order(space, instruction):
-    """`races.GlobalOrder` if the access is a strong one to global memory: such accesses do not race, but
-    order (8.3)."""
-    if STRONG & set(instruction.parts) and hasattr(space.shadow, "order"):
-        space.shadow.strong.add(id(instruction))
-        return space.shadow.order
-    return None
-
-
-def lanes_of(machine, active):
-    return np.arange(machine.lanes) if active.lanes is None else active.lanes
 
 
 def load_parameter(d, to, address, kind):
@@ -127,12 +112,11 @@ def st(d, i):
     sources = [d.source(name, DTYPES[kind]) for name in d.vector(i.operands[1])]
     raw = np.dtype(f"u{size}")
     sources = [s.view(raw) for s in sources]
-    shift, count = size.bit_length() - 1, len(sources)
+    shift, count, strong = size.bit_length() - 1, len(sources), is_strong(i)
     note = d.subnormals.watch_store(sources, d.vector(i.operands[1]))
 
     def make(space, window):
         access = Access(d, i, space, address, size * count, "store", window)
-        order = strong_order(space, i)
         data = space.views[size]
 
         def step(active):
@@ -148,8 +132,8 @@ def st(d, i):
                 return np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint8)
 
             index = access(active, values) >> shift
-            if order is not None:
-                order.synchronise(d.machine, lanes_of(d.machine, active), index, "release" in i.parts)
+            if strong:
+                d.machine.order.strong(active, index << shift, i, space.name)
             for n, source in enumerate(sources):
                 value = source if lanes is None or not isinstance(source, np.ndarray) else source[lanes]
                 data[index + n if n else index] = value
