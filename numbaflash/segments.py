@@ -16,6 +16,8 @@ COLUMNS = 10
 of the segment stands at key position ``i + q_offset``. ``q_index`` and ``k_index`` number row 0 and key 0 of the
 segment within their whole sequence and ``sequence`` numbers that sequence: dropout and mods count by these three.
 """
+COVER = -1
+"""`SEQUENCE` of the segments that `covering` adds."""
 
 
 def empty_segments(count: int) -> np.ndarray:
@@ -60,12 +62,13 @@ def uncovered(table: np.ndarray, batch: int, length: int, *, keys: bool = False)
 def covering(table: np.ndarray, batch: int, q_rows: int, k_rows: int) -> np.ndarray:
     """The table with segments added that cover the rest: queries without keys, and keys without queries.
 
-    Where results lie on a device, the kernels so write the constants of rows that belong to no segment.
+    Where results lie on a device, the kernels so write the constants of rows that belong to no segment. The added
+    segments come last; they have no entries in arrays that count sequences.
     """
     gaps = [(at, lo, hi, False) for at, lo, hi in uncovered(table, batch, q_rows)]
     gaps += [(at, lo, hi, True) for at, lo, hi in uncovered(table, batch, k_rows, keys=True)]
     extra = np.zeros((len(gaps), COLUMNS), np.int64)
     for row, (at, lo, hi, keys) in zip(extra, gaps, strict=True):
-        row[[Q_BATCH, K_BATCH]] = at
+        row[[Q_BATCH, K_BATCH]], row[SEQUENCE] = at, COVER
         row[[K_START, K_LENGTH] if keys else [Q_START, Q_LENGTH]] = lo, hi - lo
     return np.concatenate([table, extra])

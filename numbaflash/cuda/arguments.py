@@ -16,7 +16,7 @@ from numbaflash import dropout
 from numbaflash.arrays import Operand
 from numbaflash.cuda.plan import Pointer
 from numbaflash.problem import Problem
-from numbaflash.segments import K_LENGTH, Q_LENGTH, Q_OFFSET
+from numbaflash.segments import COVER, K_LENGTH, Q_LENGTH, Q_OFFSET, SEQUENCE
 
 COUNTED = (Q_LENGTH, K_LENGTH, Q_OFFSET)
 
@@ -49,6 +49,9 @@ class Call(NamedTuple):
         Address of a float64 per head, or 0.
     segments : int
         Address of the segment table (int64, `segments.COLUMNS` to a row).
+    sequences : int
+        Rows of that table which are sequences; those behind them (`segments.covering`) have no bias, mask, slope
+        or sink.
     work : int
         Address of (segment, tile) int32 pairs, one per block and head, or 0: then every segment has `tiles` tiles.
     tiles, units, chunk : int
@@ -75,6 +78,7 @@ class Call(NamedTuple):
     slopes: Tensor
     sinks: np.int64
     segments: np.int64
+    sequences: np.int32
     work: np.int64
     tiles: np.int32
     units: np.int32
@@ -135,7 +139,7 @@ def make_call(problem: Problem, out: np.ndarray, lse: np.ndarray) -> Call:
         q=tensor(problem.q), k=tensor(problem.k), v=tensor(problem.v), out=tensor(out), lse=tensor(lse),
         bias=tensor(problem.score.bias), mask=tensor(problem.mask), slopes=tensor(problem.score.alibi),
         sinks=0 if problem.sinks is None else Pointer(problem.sinks),
-        segments=Pointer(table), work=0, tiles=0, units=0, chunk=1,
+        segments=Pointer(table), sequences=int((table[:, SEQUENCE] != COVER).sum()), work=0, tiles=0, units=0, chunk=1,
         heads=problem.q.shape[1], group=problem.group,
         head_dim=problem.q.shape[3], value_dim=problem.v.shape[3], head_origin=problem.head_origin,
         left=problem.band.left, right=problem.band.right,

@@ -30,8 +30,6 @@ class BackwardCall(NamedTuple):
     bias_shape : Shape
     dsinks : int
         Address of a float64 per head, or 0.
-    sequences : int
-        Rows of the segment table.
     """
 
     call: Call
@@ -44,7 +42,6 @@ class BackwardCall(NamedTuple):
     dbias: Tensor
     bias_shape: Shape
     dsinks: np.int64
-    sequences: np.int32
 
 
 BACKWARD_CALL = kernel_type(BackwardCall)
@@ -63,5 +60,5 @@ def make_backward_call(
         delta=Tensor(Pointer(delta), heads * rows * size, rows * size, size, 0),
         dq=tensor(dq), dk=tensor(dk), dv=tensor(dv), dbias=tensor(dbias),
         bias_shape=Shape(*(problem.score.bias_shape or (0, 0, 0, 0))),
-        dsinks=0 if dsinks is None else Pointer(dsinks), sequences=len(problem.segments),
+        dsinks=0 if dsinks is None else Pointer(dsinks),
     ), delta

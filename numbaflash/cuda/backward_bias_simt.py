@@ -15,10 +15,11 @@ from functools import lru_cache
 from numba import cuda, float64, int32, int64
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import ROW_LANES, WARP, SimtConfig
 from numbaflash.cuda.simt_gradients import Layout, make_gradients, make_loads
-from numbaflash.cuda.simt_scores import load_draw, make_scores
+from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import ALL, EXP2, LOG2_E
 from numbaflash.cuda.simt_tiles import LOAD_NUMBER, NATIVE_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER
 from numbaflash.cuda.tiles import Q_BATCH, Q_START, Place, column, load_segment, row_zero
@@ -86,7 +87,7 @@ def make_dbias(config: SimtConfig) -> Callable:
         negative_lse = cuda.local.array(rows, number)
         delta = cuda.local.array(rows, number)
         clear(total)
-        first_sequence, end_sequence = covered(bias_sequence, shape.sequences, back.sequences)
+        first_sequence, end_sequence = covered(bias_sequence, shape.sequences, call.sequences)
         first_head, end_head = covered(bias_head, shape.heads, call.heads)
         for sequence in range(first_sequence, end_sequence):
             for head in range(first_head, end_head):
@@ -170,7 +171,7 @@ def make_dsinks(compute: str) -> Callable:
         head = int32(cuda.blockIdx.x)
         sink = number(ptx.ld_global_nc_f64(call.sinks + 8 * int64(head)))
         total = float64(0)
-        for sequence in range(back.sequences):
+        for sequence in range(call.sequences):
             place = Place(int32(sequence), head, int32(0))
             segment = load_segment(call, place)
             batch, start = column(call, place, Q_BATCH), column(call, place, Q_START)

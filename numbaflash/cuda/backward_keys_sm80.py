@@ -7,13 +7,14 @@ from numbaflash.cuda import ptx
 from numbaflash.cuda.backward_sm80 import (
     BackwardConfig, exponent_base, make_derivative, make_start, make_weights,
 )
+from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.fragments import (
     make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_multiply_tn, make_pack, matrix_instructions,
 )
 from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
 from numbaflash.cuda.results import make_write
 from numbaflash.cuda.scores import (
-    ONE, load_draw, make_apply_score, make_drop, make_hide, make_keep, make_lanes,
+    ONE, make_apply_score, make_drop, make_hide, make_keep, make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E
 from numbaflash.cuda.inlining import device

@@ -18,11 +18,12 @@ from functools import lru_cache
 from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.products import make_combine, make_combine_visible
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, VECTOR_BYTES, WARP, SimtConfig
 from numbaflash.cuda.simt_gradients import Layout, make_gradients, make_loads
-from numbaflash.cuda.simt_scores import load_draw, make_scores
+from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import ALL
 from numbaflash.cuda.simt_tiles import (
     NATIVE, NATIVE_NUMBER, NATIVE_STORE, NUMBER, READ_NUMBER, READ_VECTOR, SIZE, STORE_SHARED, make_store)

@@ -17,10 +17,11 @@ from functools import lru_cache
 from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
+from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.products import make_combine, make_combine_visible, make_dot
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, WARP, SimtConfig
-from numbaflash.cuda.simt_scores import load_draw, make_scores
+from numbaflash.cuda.simt_scores import make_scores
 from numbaflash.cuda.simt_softmax import LOG2_E, make_softmax
 from numbaflash.cuda.simt_tiles import (
     LOAD_NUMBER, NATIVE_STORE, NUMBER, STORE_NUMBER, STORE_SHARED, make_load, make_store)
@@ -230,7 +231,7 @@ def make_forward(config: SimtConfig) -> Callable:
                     combine(acc, p, v, int32((keys + lanes - 1) // lanes))
 
         sink = -infinity
-        if call.sinks != 0:
+        if (call.sinks != 0) & (place.segment < call.sequences):
             sink = number(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head)))
         lse = cuda.local.array(1, number)       # of the row whose number is the lane's
         lse[0] = zero

@@ -16,6 +16,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.arguments import CALL, make_call
+from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.fragments import (
     HALVES, lane_words, make_clear, make_load_rows, make_multiply_nn, make_multiply_nn_words, make_multiply_nt,
     make_pack, make_pack_words, matrix_instructions,
@@ -26,7 +27,7 @@ from numbaflash.cuda.panels import (
 from numbaflash.cuda.plan import KernelSpec, Launch, Plan
 from numbaflash.cuda.results import make_write
 from numbaflash.cuda.scores import (
-    DROPOUTS, INFINITY, ONE, Scoring, load_draw, make_apply_score, make_drop, make_hide, make_keep,
+    DROPOUTS, INFINITY, ONE, Scoring, make_apply_score, make_drop, make_hide, make_keep,
     make_lanes,
 )
 from numbaflash.cuda.softmax import LOG2_E, finish_row, make_softmax_step
@@ -257,7 +258,7 @@ def make_forward(config: ForwardConfig):
         q_length = int32(column(call, place, Q_LENGTH))
         row = int32(block_row + (thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         sink = -INFINITY
-        if call.sinks != 0:
+        if call.sinks != 0 and place.segment < call.sequences:
             sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head))) * LOG2_E
         out, lse = query_rows(call, call.out, place), query_rows(call, call.lse, place)
         if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet

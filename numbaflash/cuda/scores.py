@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import float32, int32, int64, uint32, uint64
 
-from numbaflash import dropout, segments
+from numbaflash import segments
 from numbaflash.cuda import ptx
+from numbaflash.cuda.draw import dropout_word, philox
 from numbaflash.cuda.inlining import device
-from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column, pair_row
+from numbaflash.cuda.tiles import pair_row
 from numbaflash.cuda.unroll import unrolled
-from numbaflash.jit import compile_plain
 
 INFINITY = np.float32(np.inf)
 ZERO = np.float32(0)
@@ -30,8 +30,6 @@ DROPOUTS = ("", "block", "element")
 """No dropout; one Philox block for a lane's four numbers of a fragment (rows counted from a multiple of 16, keys from
 an even number); one per number."""
 
-philox = compile_plain(dropout.philox, device)
-dropout_word = compile_plain(dropout.dropout_word, device)
 
 
 class Scoring(NamedTuple):
@@ -216,26 +214,6 @@ def make_hide(lanes: Lanes):
 
 
 # --- dropout ----------------------------------------------------------------------------------------------
-
-
-class Draw(NamedTuple):
-    """What the dropout pattern of a block counts from."""
-
-    seed: np.uint64
-    threshold: np.uint64
-    head: np.uint64
-    sequence: np.uint64
-    row: np.int64
-    key: np.int64
-
-
-@device
-def load_draw(call, place):
-    """The `Draw` of a place."""
-    return Draw(
-        uint64(call.seed), uint64(call.threshold), uint64(int64(place.head) + call.head_origin),
-        uint64(column(call, place, SEQUENCE)), column(call, place, Q_INDEX), column(call, place, K_INDEX),
-    )
 
 
 def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):

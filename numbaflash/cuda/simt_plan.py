@@ -105,13 +105,18 @@ def plan_backward(
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     sliced = max(head_dim, value_dim) > CLASSES[-1]
     arrays = [problem.q.array, problem.k.array, problem.v.array, out, dout, dq, dk, dv]
-    classes = (SLICE, SLICE) if sliced else (dimension_class(head_dim), dimension_class(value_dim))
-    groups = max(1, -(-max(head_dim, value_dim) // SLICE)) if sliced else 1
     back, delta = make_backward_call(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks)
 
-    def config(tiling: Tiling) -> SimtConfig:
-        return _config(problem, arrays, tiling, max(classes), backward_bytes, arch, sliced, *classes)
+    def configs(sliced: bool) -> list[SimtConfig]:
+        classes = (SLICE, SLICE) if sliced else (dimension_class(head_dim), dimension_class(value_dim))
+        return [_config(problem, arrays, tiling, max(classes), backward_bytes, arch, sliced, *classes)
+                for tiling in (QUERIES, KEYS)]
 
+    try:
+        queries, keys = configs(sliced)
+    except NotImplementedError:         # whole rows are too wide for this architecture's shared memory
+        queries, keys = configs(True)
+    groups = max(1, -(-max(head_dim, value_dim) // SLICE)) if queries.sliced else 1
     launches = []
 
     def launch(name: str, make: Callable, config: SimtConfig, call: Call, grid: object,
@@ -119,7 +124,6 @@ def plan_backward(
         kernel = KernelSpec(f"{name}_{config.name}", make, (BACKWARD_CALL,), (config.threads, 1))
         launches.append(Launch(kernel, grid, config.threads, shared, (back._replace(call=call),)))
 
-    queries, keys = config(QUERIES), config(KEYS)
     query_call, query_blocks = query_grid(back.call, problem, queries.block_rows)
     key_call, key_blocks = key_grid(back.call, problem, keys.block_rows)
     if query_blocks:

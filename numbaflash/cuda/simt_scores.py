@@ -8,16 +8,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 from numba import cuda, int32, int64, uint64
 
-from numbaflash import dropout
 from numbaflash import score as plain
 from numbaflash.cuda import ptx
+from numbaflash.cuda.draw import dropout_word
 from numbaflash.cuda.inlining import device
 from numbaflash.cuda.simt_config import COLUMN_LANES, ROW_LANES, SimtConfig
 from numbaflash.cuda.simt_tiles import NUMBER, READ_NUMBER
-from numbaflash.cuda.tiles import K_INDEX, Q_INDEX, SEQUENCE, column
 from numbaflash.cuda.unroll import unrolled
 from numbaflash.jit import compile_plain
 
@@ -27,27 +25,6 @@ STORE_NUMBER = {"float32": ptx.st_shared_f32, "float64": ptx.st_shared_f64}
 softcap_value = compile_plain(plain.softcap_value, device)
 softcap_derivative = compile_plain(plain.softcap_derivative, device)
 alibi_value = compile_plain(plain.alibi_value, device)
-dropout_word = compile_plain(dropout.dropout_word, device)
-
-
-class Draw(NamedTuple):
-    """What the dropout pattern of a block counts from."""
-
-    seed: np.uint64
-    threshold: np.uint64
-    head: np.uint64
-    sequence: np.uint64
-    row: np.int64
-    key: np.int64
-
-
-@device
-def load_draw(call, place):
-    """The `Draw` of a head of a sequence."""
-    return Draw(
-        uint64(call.seed), uint64(call.threshold), uint64(int64(place.head) + call.head_origin),
-        uint64(column(call, place, SEQUENCE)), column(call, place, Q_INDEX), column(call, place, K_INDEX),
-    )
 
 
 class Stages(NamedTuple):
@@ -96,7 +73,7 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
             bias = call.bias.pointer + segment * call.bias.batch + head * call.bias.head
         if call.mask.pointer != 0:
             mask = call.mask.pointer + segment * call.mask.batch + head * call.mask.head
-        if call.slopes.pointer != 0:
+        if (call.slopes.pointer != 0) & (place.segment < call.sequences):
             slope = number(ptx.ld_global_nc_f64(
                 call.slopes.pointer + segment * call.slopes.batch + head * call.slopes.head))
         return Stages(number(call.softcap), slope, bias, mask)

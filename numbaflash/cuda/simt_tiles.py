@@ -132,7 +132,8 @@ def make_load(config: SimtConfig, tile_rows: int, tile_columns: int, dtype: str 
     step, count = threads * batch, items * batch
     number, zero = NUMBER[config.compute], NUMBER[config.compute](0)
     read_vector, read_number = READ_VECTOR[dtype], READ_NUMBER[dtype]
-    write_vector, write_number = WRITE_VECTOR[size, config.compute], STORE_NUMBER[config.compute]
+    write_vector = WRITE_VECTOR[size, config.compute] if vector else None
+    write_number = STORE_NUMBER[config.compute]
     loaded = NATIVE[dtype]
 
     def convert_one(i, x, n, y):

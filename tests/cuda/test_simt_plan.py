@@ -1,0 +1,47 @@
+"""The SIMT planner has kernels for every call, on every architecture, and fits them into shared memory."""
+
+import numpy as np
+import pytest
+
+from numbaflash.arrays import FLOATING
+from numbaflash.cuda import simt_plan
+from numbaflash.cuda.simt_config import shared_limit
+from numbaflash.options import Options
+from numbaflash.problem import make_problem
+
+ROWS, HEADS = 40, 2
+DIMS = ((64, 64), (128, 128), (256, 256), (32, 256), (256, 32), (300, 64), (64, 300))
+
+
+def plans(dtype, out_dtype, arch, dim=64, value_dim=64, **options):
+    """The launches of a call forward and backward."""
+    q, k, v = (np.zeros((1, HEADS, ROWS, width), dtype) for width in (dim, dim, value_dim))
+    problem = make_problem(q, k, v, Options(out_dtype=out_dtype, **options))
+    out, dout = np.zeros((2, *problem.out_shape), out_dtype)
+    lse, dlse = np.zeros((2, *out.shape[:3]), problem.compute_dtype)
+    shape = problem.score.bias_shape
+    dbias = None if shape is None else np.zeros(shape, problem.compute_dtype)
+    dsinks = None if problem.sinks is None else np.zeros(HEADS)
+    gradients = [np.zeros_like(array) for array in (q, k, v)]
+    forward = simt_plan.plan_forward(problem, out, lse, arch)
+    return forward, simt_plan.plan_backward(problem, dout, out, lse, dlse, *gradients, dbias, dsinks, arch)
+
+
+@pytest.mark.parametrize("out_dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_every_dtype_of_the_result_goes_with_every_dtype_of_the_inputs(dtype, out_dtype):
+    bias = np.zeros((ROWS, ROWS), out_dtype)
+    for options in ({}, {"bias": bias, "sinks": np.zeros(HEADS, dtype), "dropout_p": 0.5, "seed": 1}):
+        for width in (64, 65):          # rows of whole 16-byte pieces, and not
+            forward, backward = plans(dtype, out_dtype, "sm_80", width, width, **options)
+            assert len(forward.launches) == 1 and len(backward.launches) == 3 + 2 * bool(options)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_every_head_dimension_fits_into_shared_memory(dtype, arch):
+    bias = np.zeros((ROWS, ROWS), np.float32)
+    for dim, value_dim in DIMS:
+        for options in ({}, {"bias": bias}):
+            for plan in plans(dtype, dtype, arch, dim, value_dim, **options):
+                assert max(launch.shared_bytes for launch in plan.launches) <= shared_limit(arch)
