@@ -7,6 +7,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from . import backend as backends
+from . import replay
 from . import segments as seg
 from .arrays import Home, adopt, host_values
 from .device import DeviceView
@@ -144,10 +145,16 @@ def attention(
     FlashAttention-2 (Dao, 2023): tiles, online softmax; scores are accumulated in float32, or in float64 for
     float64 inputs.
     """
-    arguments = locals()
-    del arguments["q"], arguments["k"], arguments["v"]
-    del arguments["return_lse"], arguments["out"], arguments["stream"]
-    return _forward(q, k, v, Options.of(arguments), None, None, return_lse, out, stream)
+    values = (
+        causal, window, q_offset, scale, softcap, bias, mask, alibi_slopes, sinks, q_lengths, kv_lengths, dropout_p, seed,
+        score_mod, mask_mod, mod_args, score_mod_grad, mod_args_grad, block_mask, q_descale, k_descale, v_descale,
+        layout, out_dtype, precision, deterministic, validate, backend, config,
+    )
+    key = replay.likeness(q, k, v, values) if out is None and stream is None else None
+    again = replay.find(key)
+    if again is None:
+        return _forward(q, k, v, Options.of(values), None, None, return_lse, out, stream, key)
+    return again(q, k, v) if _boolean("return_lse", return_lse) else again(q, k, v)[0]
 
 
 def attention_varlen(
@@ -336,12 +343,14 @@ def _refuse_stream(stream: Any, problem: Problem) -> None:
 
 
 def _forward(
-    q: Any, k: Any, v: Any, options: Options, cu_q: Any, cu_k: Any, return_lse: bool, out: Any, stream: Any
+    q: Any, k: Any, v: Any, options: Options, cu_q: Any, cu_k: Any, return_lse: bool, out: Any, stream: Any,
+    key: tuple | None = None,
 ) -> Any:
     _boolean("return_lse", return_lse)
     problem = make_problem(q, k, v, options, cu_q, cu_k)
     _refuse_stream(stream, problem)
     out, lse = _run(problem, options, q, out, stream, (cu_q, cu_k))
+    replay.keep(key, problem, backends.choose(options.backend, problem), out, lse)
     return (out, lse) if return_lse else out
 
 

@@ -305,7 +305,10 @@ def host_values(name: str, values: Any) -> np.ndarray:
     """Small tables (lengths, offsets, slopes) as a host array, whatever they come as."""
     library = None if isinstance(values, (np.ndarray, np.generic)) else _library_of(type(values))
     if library is None:
-        return np.asarray(values)
+        try:
+            return np.asarray(values)
+        except ValueError:
+            raise ValueError(f"{name} is no array: its rows differ in length") from None
     if library.name == "numba":
         return values.copy_to_host()
     view = library.view(values)

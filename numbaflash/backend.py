@@ -9,6 +9,9 @@ A backend is a module with
         write every row of the gradients that belongs to a segment; return the gradient of bias in
         ``score.bias_shape`` and of sinks in (H,), or None where there are none.
 
+    Replay(problem, out, lse)
+        optional: a call to repeat, see :mod:`numbaflash.replay`.
+
 For arrays on a device both take one more argument, the stream, and write every row.
 """
 

@@ -46,11 +46,11 @@ class Options:
     config: Any = None
 
     @classmethod
-    def of(cls, arguments: dict[str, Any]) -> "Options":
-        """Options from a dictionary that names every field: what a frozen dataclass' own ``__init__`` does one
-        guarded assignment at a time, in one go (0.5 instead of 4 us of a call)."""
+    def of(cls, values: tuple) -> "Options":
+        """Options from the values of all fields in order: what a frozen dataclass' own ``__init__`` does one guarded
+        assignment at a time, in one go (0.5 instead of 4 us of a call)."""
         options = object.__new__(cls)
-        options.__dict__.update(arguments)
+        options.__dict__.update(zip(cls.__dataclass_fields__, values, strict=True))
         return options
 
 

@@ -1,6 +1,7 @@
 """One checked call: the only place where arguments are checked, and the value that every kernel reads."""
 
 import math
+import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -239,7 +240,10 @@ def _boolean(name: str, value: Any) -> bool:
 def _real(name: str, value: Any) -> float:
     if type(value) is float and math.isfinite(value):
         return value
-    if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) != 0:
+    array = host_values(name, value)
+    if array.ndim or not (array.dtype.kind in "iuf" or array.dtype in FLOATING or isinstance(value, numbers.Real)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, bool):
         raise TypeError(f"{name} must be a number, not {value!r}")
     try:
         number = float(value)
@@ -318,7 +322,7 @@ def _window(window: Any) -> tuple[int | None, int | None] | None:
     if window is None:
         return None
     try:
-        left, right = window
+        left, right = window if isinstance(window, (tuple, list, np.ndarray)) else ()
     except (TypeError, ValueError):
         raise TypeError(f"window must be a pair (left, right) of integers or None, not {window!r}") from None
     sides = []

@@ -189,7 +189,7 @@ def test_later_calls_take_the_winner(folder, monkeypatch):
     config = numbaflash.autotune(q, k, v, backward=True, turns=3, progress=False)
     assert config == CPUConfig(block_k=48, backward_block_q=48)
     assert cpu_forward.tile_sizes(problem)["block_k"] == 48
-    assert cpu_forward._prepare(problem).plan.block_k == 48
+    assert cpu_forward.prepare(problem).plan.block_k == 48
     assert cpu_backward.tile_sizes(problem)["backward_block_q"] == 48
     by_hand = make_problem(q, k, v, Options(config=CPUConfig(block_k=96)))
     assert cpu_forward.tile_sizes(by_hand)["block_k"] == 96

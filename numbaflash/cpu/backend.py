@@ -2,5 +2,6 @@
 
 from .backward import backward
 from .forward import forward
+from .replay import Replay
 
-__all__ = ["backward", "forward"]
+__all__ = ["Replay", "backward", "forward"]

@@ -100,6 +100,8 @@ _NUMBERS = struct.Struct(f"={len(Integers._fields)}q{len(Numbers._fields)}d")
 _PLACES = {
     name: (_BYTES * _ADDRESSES.index(name), struct.Struct(f"={1 + len(axes)}q")) for name, axes in ARRAYS.items()
 }
+POINTERS = {name: _ADDRESSES.index(name) for name in ARRAYS}
+"""Where the addresses of the arrays stand in a record, counted in words of eight bytes."""
 _AT_PLAN = _BYTES * len(_ADDRESSES)
 _AT_NUMBERS = _AT_PLAN + _PLAN.size
 

@@ -97,7 +97,7 @@ def forward(
         _fill_uncovered(problem, out, lse)
     if not (len(problem.segments) and lse.size):
         return out, lse
-    prepared = _prepare(problem)
+    prepared = prepare(problem)
     if not prepared.job_count:
         return out, lse
     plan = prepared.plan
@@ -105,7 +105,7 @@ def forward(
     if prepared.counters:
         partials = np.empty(prepared.job_count * plan.partial_bytes, np.uint8)
         counters = np.zeros(prepared.counters, np.int64)
-    call = _make_call(problem, prepared, out, lse, partials, counters)
+    call = record(problem, prepared, out, lse, partials, counters)
     run(prepared.entry, (call, None), jobs=prepared.job_count, cost_ns=prepared.cost_ns,
         keep=(problem, prepared, out, lse, partials, counters))
     return out, lse
@@ -147,7 +147,8 @@ def _adjacent(array: Operand) -> bool:
     return array.strides[3] == array.dtype.itemsize or array.shape[3] <= 1
 
 
-def _prepare(problem: Problem) -> Prepared:
+def prepare(problem: Problem) -> Prepared:
+    """Plan, jobs and kernel of a call; made once for calls of one shape."""
     table, k, v = problem.segments, problem.k, problem.v
     if table.flags.writeable:
         return _prepare_shape(_shape(problem), problem)
@@ -165,8 +166,18 @@ _prepared: dict[tuple, Prepared] = {}
 _MOST_PREPARED = 512
 
 
+_generation = object()
+
+
+def generation() -> object:
+    """The same object as long as plans stay as they are."""
+    return _generation
+
+
 def forget() -> None:
     """Plans are made anew: other tile sizes have been measured."""
+    global _generation
+    _generation = object()
     _prepared.clear()
 
 
@@ -301,7 +312,7 @@ def score_factors(problem: Problem) -> tuple[float, float]:
     return scale, 1.0
 
 
-def _make_call(
+def record(
     problem: Problem, prepared: Prepared, out: np.ndarray, lse: np.ndarray, partials: np.ndarray | None,
     counters: np.ndarray | None,
 ) -> np.ndarray:

@@ -76,7 +76,7 @@ def test_queries_may_be_wider_than_the_cache():
 
 def test_bits_do_not_depend_on_the_number_of_threads():
     problem = make_problem(*make(8, 2, 2, 3000, 64, 64), Options(causal=True))
-    assert cpu_forward._prepare(problem).counters
+    assert cpu_forward.prepare(problem).counters
     results = []
     for count in (1, 2, 5):
         threads.set_num_threads(count)

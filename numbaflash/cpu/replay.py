@@ -1,0 +1,55 @@
+"""A forward call made once more on other arrays, with everything but their addresses known already."""
+
+from array import array
+
+import numpy as np
+
+from ..arrays import address
+from ..problem import Problem
+from . import forward
+from .call import CALL, POINTERS
+from .threads import get_num_threads, run
+
+_Q, _K, _V, _OUT, _LSE, _PARTIALS, _COUNTERS = (
+    POINTERS[name] for name in ("q", "k", "v", "out", "lse", "partials", "counters")
+)
+
+
+class Replay:
+    """A call to repeat: ``replay(q, k, v)`` gives out and lse in the caller's shapes.
+
+    Parameters
+    ----------
+    problem : Problem
+        A checked call of which every row of out and lse belongs to a segment.
+    out, lse : ndarray
+        Its results, in the caller's shapes.
+    """
+
+    __slots__ = ("counters", "generation", "lse", "out", "partial_bytes", "prepared", "record", "threads")
+
+    def __init__(self, problem: Problem, out: np.ndarray, lse: np.ndarray) -> None:
+        self.prepared = prepared = forward.prepare(problem)
+        self.out, self.lse = (out.shape, out.dtype), (lse.shape, lse.dtype)
+        self.partial_bytes = prepared.job_count * prepared.plan.partial_bytes if prepared.counters else 0
+        rows, lse_rows = forward.empty_output(problem), np.empty(problem.out_shape[:3], problem.compute_dtype)
+        self.record = array("q", forward.record(problem, prepared, rows, lse_rows, None, None).tobytes())
+        self.threads, self.generation = get_num_threads(), forward.generation()
+
+    def is_current(self) -> bool:
+        """Whether a call would still be planned as it was then."""
+        return self.threads == get_num_threads() and self.generation is forward.generation()
+
+    def __call__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Out and lse for arrays of the same shapes, strides and dtypes."""
+        out, lse, prepared, record = np.empty(*self.out), np.empty(*self.lse), self.prepared, self.record[:]
+        record[_Q], record[_K], record[_V] = address(q), address(k), address(v)
+        record[_OUT], record[_LSE] = address(out), address(lse)
+        partials = counters = None
+        if self.partial_bytes:
+            partials = np.empty(self.partial_bytes, np.uint8)
+            counters = np.zeros(prepared.counters, np.int64)
+            record[_PARTIALS], record[_COUNTERS] = address(partials), address(counters)
+        run(prepared.entry, (np.frombuffer(record, CALL), None), jobs=prepared.job_count, cost_ns=prepared.cost_ns,
+            keep=(q, k, v, out, lse, prepared, partials, counters))
+        return out, lse
