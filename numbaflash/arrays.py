@@ -186,14 +186,18 @@ class Numba(NumPy):
         return device_of(array.__cuda_array_interface__["data"][0])
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, like: Any) -> tuple[Any, np.ndarray]:
-        array = sys.modules["numba"].cuda.device_array(shape, dtype)
+        cuda = sys.modules["numba"].cuda
+        with cuda.gpus[self.device(like)]:
+            array = cuda.device_array(shape, dtype)
         return array, self.view(array)
 
     def as_float64(self, array: Any) -> np.ndarray:
         return array.copy_to_host().astype(np.float64)
 
     def astype(self, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
-        return sys.modules["numba"].cuda.to_device(array.copy_to_host().astype(dtype).reshape(shape))
+        cuda = sys.modules["numba"].cuda
+        with cuda.gpus[self.device(array)]:
+            return cuda.to_device(array.copy_to_host().astype(dtype).reshape(shape))
 
 
 class Jax(NumPy):
