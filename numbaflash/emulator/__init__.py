@@ -5,11 +5,12 @@
 
 It executes the very PTX that numba.cuda emits, in NumPy, vectorised over threads and blocks, and raises an
 `EmulatorError` where a program does what the PTX ISA does not allow: accesses out of bounds or misaligned,
-reads of memory nobody wrote, races, barriers in divergent code, deadlocks. The `Report` counts traffic, bank
-conflicts and floating point operations, per source line on request.
+reads of memory nobody wrote, races, barriers in divergent code, deadlocks, endless loops. The `Report` counts
+traffic, bank conflicts and floating point operations, per source line on request.
 
 Where to read on: ``parser`` turns text into instructions, ``machine`` runs them, ``opcodes/`` has one small
-function per instruction that says what it does, ``memory`` and ``races`` check accesses, ``counters`` counts.
+function per instruction that says what it does, ``memory``, ``races``, ``global_races`` and
+``fences`` check accesses, ``counters`` counts.
 """
 from .checks import Checks
 from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, StepLimitError,

@@ -1,4 +1,5 @@
-"""Calls become inlined bodies, so that the machine sees one flat kernel (PTX ISA 7.1, 9.7.12.3 `call`).
+"""Calls become inlined bodies, so that the machine sees one flat kernel (PTX ISA, Function Declarations
+and Definitions; Control Flow Instructions: call).
 
 Formal parameters are replaced by the caller's ``.param`` variables, which live in each thread's local memory.
 """

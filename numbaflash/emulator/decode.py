@@ -82,8 +82,7 @@ class Decoder:
 
     # ---- spaces
     def _shared(self, module_variables, granule):
-        """Static variables with guards between them, then the dynamic ones, which all begin at one place
-        (5.1.7)."""
+        """Static variables with guards between them, then the dynamic ones, which all begin at one place."""
         declared = module_variables | self.function.variables
         variables = {name: v for name, v in declared.items() if v.space == "shared"}
         top, allocations = SHARED_START, []
@@ -290,7 +289,7 @@ class Decoder:
                                  instruction.line, instruction.source)
 
     def _guarded(self, step, instruction):
-        """``@p`` and ``@!p`` (9.3): lanes whose guard is false do nothing."""
+        """``@p`` and ``@!p``: lanes whose guard is false do nothing."""
         predicate, negated = self.registers.arrays[instruction.guard], instruction.negated
         counter = self.machine.counters.guarded(instruction)
 

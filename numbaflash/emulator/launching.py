@@ -32,6 +32,9 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
            resident_blocks: int | None = None) -> Report:
     """Run a CUDA kernel on the CPU by interpreting its PTX, and check everything it does.
 
+    Neither a GPU nor a driver is needed, and NUMBA_ENABLE_CUDASIM must not be set: this runs what Numba would
+    hand to a GPU.
+
     Parameters
     ----------
     kernel : function or str
@@ -62,8 +65,8 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
         After so many instructions, each counted once however many threads execute it together, the launch
         ends with a `StepLimitError`. The default takes some ten minutes.
     resident_blocks : int, optional
-        Blocks that run at the same time; by default as many as make 8192 threads. Blocks of one batch may wait
-        for each other, but not for a later batch.
+        Blocks that run at the same time; by default as many as make 8192 threads. Blocks of one batch may
+        wait for each other, but not for a later batch.
 
     Returns
     -------
@@ -91,6 +94,25 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
     >>> report = emulator.launch(double, 4, 32, x, y)
     >>> bool((y == 2 * x).all()), report.global_load.bytes
     (True, 800)
+
+    A kernel that forgets the barrier between writing shared memory and reading what other warps wrote gives
+    the right values on a lucky schedule. Here it is an error that names both accesses, with their lines in
+    Python and in PTX:
+
+    >>> @cuda.jit
+    ... def reverse(x):
+    ...     tile = cuda.shared.array(64, np.float64)
+    ...     i = cuda.threadIdx.x
+    ...     tile[i] = x[i]
+    ...     x[i] = tile[63 - i]                                # cuda.syncthreads() is missing before
+    >>> emulator.launch(reverse, 1, 64, x[:64])                # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    ...
+    numbaflash.emulator.errors.RaceError: race on shared memory: read of 8 bytes, shared array tile (...) at
+    byte 504 of 512, written by thread (63, 0, 0) of the same block [..., PTX line ...: st.shared.f64 ...]; no
+    barrier orders the two accesses
+      by block (0, 0, 0) thread (0, 0, 0) and 63 more
+      at ..., PTX line ...: ld.shared.f64 ...
     """
     if isinstance(kernel, str):
         text, kinds, default_names = kernel, None, [f"argument {n}" for n in range(len(arguments))]

@@ -1,4 +1,5 @@
-"""The SIMT machine: lanes, segments of straight-line code, divergence and reconvergence (PTX ISA 3.1, 3.2).
+"""The SIMT machine: lanes, segments of straight-line code, divergence and reconvergence (PTX ISA,
+PTX Machine Model).
 
 All threads of a batch of blocks are lanes of NumPy arrays. While every live lane is at the same place, an
 instruction is one NumPy call without a mask. Otherwise each lane has its own program counter and the group
@@ -90,8 +91,8 @@ class Machine:
 
     MAX_LANES = 8192
 
-    def __init__(self, function, grid, block, checks, copies, seed, counters, journal=None, max_steps=MAX_STEPS,
-                 resident_blocks=None):
+    def __init__(self, function, grid, block, checks, copies, seed, counters, journal=None,
+                 max_steps=MAX_STEPS, resident_blocks=None):
         self.function, self.grid, self.block = function, grid, block
         self.checks, self.copies, self.counters = checks, copies, counters
         self.journal = journal or Journal()

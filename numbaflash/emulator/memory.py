@@ -1,4 +1,5 @@
-"""State spaces: where bytes live, what addresses mean, and the checks on every access (PTX ISA 5.1).
+"""State spaces: where bytes live, what addresses mean, and the checks on every access (PTX ISA, State
+Spaces).
 
 A space is one byte buffer shared by all lanes of a batch. ``origin`` maps a lane's address 0 to its place in
 it. The shadow of a space has one entry per *granule*, the smallest access that the program makes to it, so a

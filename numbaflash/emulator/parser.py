@@ -1,4 +1,4 @@
-"""PTX text -> functions made of instructions, with the Python line of each (PTX ISA 4, 5, 11.5)."""
+"""PTX text -> functions made of instructions, with the Python line of each (PTX ISA, Syntax; Directives)."""
 from __future__ import annotations
 
 import bisect

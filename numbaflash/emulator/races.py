@@ -1,5 +1,5 @@
-"""Who wrote and who read each granule, and whether anything orders two accesses (PTX ISA 8, memory
-consistency).
+"""Who wrote and who read each granule, and whether anything orders two accesses (PTX ISA, Memory
+Consistency Model).
 
 Time counts synchronisation events of the launch. A *stamp* is one 64-bit word: time, block, an atomic flag,
 thread of the block. For shared memory each warp has a vector clock, `Clocks.seen[block, warp, other]`: the

@@ -10,9 +10,9 @@ _FOUND: dict[str, "Opcode"] = {}
 
 # What may follow in an opcode; a modifier that is not here makes the instruction unknown rather than wrong.
 MODIFIERS = set("""
-    pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 tf32 f32 f64 e4m3 e5m2
-    e4m3x2 e5m2x2 v2 v4 v8 rn rz rm rp rna rni rzi rmi rpi ftz sat satfinite relu approx full NaN xorsign abs
-    noftz lo hi wide cc shiftamt clamp wrap l r f4e b4e rc8 ecl ecr rc16 or and xor
+    pred b8 b16 b32 b64 b128 s16x2 u16x2 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 tf32 f32 f64 e4m3
+    e5m2 e4m3x2 e5m2x2 v2 v4 v8 rn rz rm rp rna rni rzi rmi rpi ftz sat satfinite relu approx full NaN xorsign
+    abs noftz lo hi wide cc shiftamt clamp wrap l r f4e b4e rc8 ecl ecr rc16 or and xor
     eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan
     finite infinite number notanumber normal subnormal
     global shared local const param shared::cta shared::cluster to

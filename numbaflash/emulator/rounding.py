@@ -1,5 +1,5 @@
-"""Exact floating point: fused multiply-add, directed rounding, subnormals and canonical NaN (PTX ISA 9.7.3,
-9.7.4).
+"""Exact floating point: fused multiply-add, directed rounding, subnormals and canonical NaN (PTX ISA,
+Floating-Point Instructions).
 
 The vectorised paths round once: products of two float32 are exact in float64, and the one case in which
 rounding first to float64 and then to float32 differs (a tie made by the first rounding) is found and
@@ -53,8 +53,10 @@ def round_fraction(value: Fraction, form, mode: str):
 
 
 def exactly(formula, arrays, dtype, mode, form=None):
-    """``formula`` on rational numbers, element by element, rounded once.  Where an input is not finite, or where
-    it divides by zero, signs and zeros decide: it is then evaluated on floats with numbers replaced by +-1.
+    """``formula`` on rational numbers, element by element, rounded once.
+
+    Where an input is not finite, or where it divides by zero, signs and zeros decide: it is then evaluated on
+    floats with numbers replaced by +-1.
     """
     arrays = np.broadcast_arrays(*arrays)
     out = np.empty(arrays[0].shape, dtype)

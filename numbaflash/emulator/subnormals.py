@@ -1,4 +1,4 @@
-"""Where `.ftz` has something to flush: nearly never, so it pays to know (PTX ISA 9.7.3, subnormal numbers).
+"""Where `.ftz` has something to flush: nearly never, so it pays to know (PTX ISA, subnormal numbers).
 
 A register that only takes results of `.ftz` operations never holds a subnormal float32. One that is loaded
 can hold one only if memory does, which is looked at when something is stored. Everything else is looked at

@@ -1,4 +1,4 @@
-"""Registers, immediates and the NumPy type of each PTX type (PTX ISA 5.2, 4.5)."""
+"""Registers, immediates and the NumPy type of each PTX type (PTX ISA, Types; Constants)."""
 from __future__ import annotations
 
 import struct
@@ -48,7 +48,7 @@ class Registers:
 
 
 def immediate(text: str, dtype):
-    """A literal of PTX as a NumPy scalar of ``dtype``; None where ``text`` is not a literal (4.5)."""
+    """A literal of PTX as a NumPy scalar of ``dtype``; None where ``text`` is not a literal."""
     dtype = np.dtype(dtype)
     if text in ("true", "false"):
         return np.bool_(text == "true")

@@ -121,6 +121,28 @@ def test_reading_an_output_before_writing_it_is_found():
     assert out[0] == 1
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2, 3])
+@pytest.mark.parametrize("piece, whole", [("u8", "u32"), ("u16", "u64"), ("u8", "u16"), ("u32", "v4.u32")])
+@pytest.mark.parametrize("space", ["local", "shared", "global"])
+def test_one_missing_piece_of_a_larger_read_is_found(space, piece, whole, missing):
+    size = int(piece[1:]) // 8
+    count = {"u16": 2, "u32": 4, "u64": 4, "v4.u32": 4}[whole]
+    missing %= count
+    base = "%rd1" if space == "global" else "frame"
+    register = {"u16": "%h1", "u32": "%r2", "u64": "%rd2", "v4.u32": "{%r3, %r4, %r5, %r6}"}[whole]
+    value = "%h2" if size < 4 else "%r1"
+    stores = [f"st.{space}.{piece} [{base} + {n * size}], {value};" for n in range(count)]
+    load = f"ld.{space}.{whole} {register}, [{base}];"
+    shared = ".shared .align 16 .b8 frame[16];" if space == "shared" else ""
+    local = ".local .align 16 .b8 frame[16];" if space == "local" else ""
+    registers = f".reg .b16 %h<3>; {local} mov.u16 %h2, 7;"
+    out = np.zeros(16, np.uint8)
+    text = ptx(" ".join([*stores, load]), registers, shared=shared)
+    emulator.launch(text, 1, 1, emulator.uninitialized(out))
+    with pytest.raises(UninitializedRead, match="nothing has been written"):
+        emulator.launch(text.replace(stores[missing], "", 1), 1, 1, emulator.uninitialized(out))
+
+
 def exchange(synchronise):
     @cuda.jit
     def kernel(x):

@@ -41,7 +41,10 @@ def test_trap_and_brkpt_end_the_grid_and_name_the_thread(name):
 
 
 @pytest.mark.parametrize("code", ["frobnicate.b32 %r1, %r2;", "add.s32.sideways %r1, %r2, %r3;",
-                                  "add.u8 %h1, %h2, %h3;", "shl.s32 %r1, %r2, 3;"])
+                                  "add.u8 %h1, %h2, %h3;", "shl.s32 %r1, %r2, 3;",
+                                  "cvt.rni.s8.bf16 %r1, %h2;", "cvt.rni.u8.bf16 %r1, %h2;",
+                                  "cvt.rn.bf16.s8 %h1, %r2;", "sub.u16x2 %r1, %r2, %r3;",
+                                  "setp.lt.f16x2 %p1, %r2, %r3;"])
 def test_what_the_isa_does_not_have_is_refused_by_name(code):
     with pytest.raises(emulator.UnknownInstruction, match=code.split()[0].replace(".", r"\.")):
         emulator.launch(kernel(code, 0), 1, 32)

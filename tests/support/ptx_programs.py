@@ -17,7 +17,7 @@ import softfloat
 from numbaflash import emulator
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bsu" for bits in (8, 16, 32, 64)}
-SIZES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4}
+SIZES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4, "s16x2": 4, "u16x2": 4}
 ANY_NAN = "any NaN"
 
 HEADER = """.version 8.7

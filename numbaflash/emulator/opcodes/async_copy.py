@@ -1,4 +1,4 @@
-"""cp.async and its groups (PTX ISA 9.7.9.25.3): copies that run on while the thread goes on.
+"""cp.async and its groups (PTX ISA, Asynchronous copy): copies that run on while the thread goes on.
 
 With ``copies="late"`` the bytes arrive when the thread waits for them, and until then the destination counts
 as unwritten; with "early" they arrive at once.
@@ -11,6 +11,7 @@ from ..errors import MemoryFault
 from ..memory import Access
 from ..races import IN_FLIGHT
 from ..registry import opcode
+from .titles import MOVE
 
 
 class Copies:
@@ -59,7 +60,7 @@ def copied(i):
     return int(i.operands[2], 0)
 
 
-@opcode("cp.async.ca", "cp.async.cg", section="9.7.9.25.3.1", group="memory", touches=copied)
+@opcode("cp.async.ca", "cp.async.cg", section=MOVE + "cp.async", group="memory", touches=copied)
 def cp_async(d, i):
     """Copy cp-size bytes from global to shared; bytes past src-size, or all with ignore-src, become zero."""
     machine, store = d.machine, copies(d)
@@ -138,7 +139,7 @@ def no_values(which):
     return (np.arange(len(which), dtype=np.uint64)[:, None] + np.uint64(1)).view(np.uint8)
 
 
-@opcode("cp.async.commit_group", section="9.7.9.25.3.2", group="memory")
+@opcode("cp.async.commit_group", section=MOVE + "cp.async.commit_group", group="memory")
 def commit_group(d, i):
     """The copies since the last commit become one group."""
     store = copies(d)
@@ -148,7 +149,8 @@ def commit_group(d, i):
     return step
 
 
-@opcode("cp.async.wait_group", "cp.async.wait_all", section="9.7.9.25.3.3", group="memory")
+@opcode("cp.async.wait_group", "cp.async.wait_all", section=MOVE + "cp.async.wait_group / cp.async.wait_all",
+        group="memory")
 def wait_group(d, i):
     """Wait until at most N groups of this thread are pending; wait_all: until nothing is."""
     store = copies(d)

@@ -1,4 +1,4 @@
-"""atom and red (PTX ISA 9.7.13.5-7): read-modify-write, one lane after the other."""
+"""atom and red: read-modify-write, one lane after the other."""
 from __future__ import annotations
 
 import numpy as np
@@ -9,6 +9,7 @@ from ..registry import opcode
 from ..values import BITS, DTYPES, type_names
 from .half import HALVES, decoded, encoded
 from .loadstore import in_space, touched, vector_length
+from .titles import SYNC
 
 
 def increment(old, bound):
@@ -101,13 +102,13 @@ def atomic(d, i, out_operand, address, operands):
     return in_space(d, i, address, make)
 
 
-@opcode("atom", section="9.7.13.5", group="atomic", touches=touched)
+@opcode("atom", section=SYNC + "atom", group="atomic", touches=touched)
 def atom(d, i):
     """d = the old value at a; the value becomes op(old, b, c)."""
     return atomic(d, i, i.operands[0], i.operands[1], i.operands[2:])
 
 
-@opcode("red", section="9.7.13.7", group="atomic", touches=touched)
+@opcode("red", section=SYNC + "red", group="atomic", touches=touched)
 def red(d, i):
     """The value at a becomes op(old, b)."""
     return atomic(d, i, None, i.operands[0], i.operands[1:])

@@ -1,4 +1,4 @@
-"""bar and barrier (PTX ISA 9.7.13.1): threads of a block wait for each other."""
+"""bar and barrier: threads of a block wait for each other."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from ..errors import BarrierError
 from ..machine import AT_BARRIER, EXITED, RUNNING, Park
 from ..parser import Instruction
 from ..registry import opcode
+from .titles import SYNC
 
 
 class Meeting:
@@ -145,7 +146,7 @@ REDUCTIONS = {
 }
 
 
-@opcode("bar", "barrier", section="9.7.13.1", group="synchronisation", control=True)
+@opcode("bar", "barrier", section=SYNC + "bar, barrier", group="synchronisation", control=True)
 def bar(d, i: Instruction):
     """sync: wait for all threads (or ``b`` of them) to arrive; arrive: do not wait; red: also combine a
     predicate."""
@@ -227,7 +228,7 @@ def bar(d, i: Instruction):
     return control
 
 
-@opcode("bar.warp", section="9.7.13.2", group="synchronisation")
+@opcode("bar.warp", section=SYNC + "bar.warp.sync", group="synchronisation")
 def bar_warp(d, i):
     """bar.warp.sync: the threads of membermask wait for each other and see each other's memory accesses."""
     machine = d.machine

@@ -1,5 +1,4 @@
-"""Bit manipulation: logic and shifts (PTX ISA 9.7.8), bit fields and counts (9.7.1), byte permutes
-(9.7.9)."""
+"""Bit manipulation: logic and shifts, bit fields and counts, byte permutes."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,29 +6,30 @@ import numpy as np
 from ..registry import opcode
 from ..values import DTYPES, UNSIGNED as UNSIGNED_OF
 from .common import BITWISE, INTEGERS, computed, ufunc
+from .titles import INTEGER, LOGIC, MOVE
 
-LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+CONNECTIVES = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-@opcode("and", "or", "xor", section="9.7.8.1-3", group="logic", types=(*BITWISE, "pred"))
+@opcode("and", "or", "xor", section=LOGIC + "and, or, xor", group="logic", types=(*BITWISE, "pred"))
 def logic(d, i):
     """d = a & b, a | b, a ^ b."""
-    return ufunc(d, i, LOGIC[i.parts[0]])
+    return ufunc(d, i, CONNECTIVES[i.parts[0]])
 
 
-@opcode("not", section="9.7.8.4", group="logic", types=(*BITWISE, "pred"))
+@opcode("not", section=LOGIC + "not", group="logic", types=(*BITWISE, "pred"))
 def invert(d, i):
     """d = ~a."""
     return ufunc(d, i, np.invert)
 
 
-@opcode("cnot", section="9.7.8.5", group="logic", types=BITWISE)
+@opcode("cnot", section=LOGIC + "cnot", group="logic", types=BITWISE)
 def cnot(d, i):
     """d = a == 0 ? 1 : 0."""
     return computed(d, i, lambda a: a == 0, DTYPES[i.parts[-1]])
 
 
-@opcode("lop3", section="9.7.8.6", group="logic")
+@opcode("lop3", section=LOGIC + "lop3", group="logic")
 def lop3(d, i):
     """d = F(a, b, c), F given by its truth table immLut; lop3.BoolOp also sets p = (d != 0) BoolOp q."""
     pair = i.operands[0].split("|")
@@ -53,8 +53,8 @@ def lop3(d, i):
     return step
 
 
-@opcode("shl", section="9.7.8.8", group="logic", types=BITWISE)
-@opcode("shr", section="9.7.8.9", group="logic", types=(*BITWISE, *INTEGERS))
+@opcode("shl", section=LOGIC + "shl", group="logic", types=BITWISE)
+@opcode("shr", section=LOGIC + "shr", group="logic", types=(*BITWISE, *INTEGERS))
 def shift(d, i):
     """d = a << b or a >> b; amounts of the register's width and more give 0, or the sign for shr.s."""
     dtype = DTYPES[i.parts[-1]]
@@ -78,7 +78,7 @@ def shift(d, i):
     return step
 
 
-@opcode("shf", section="9.7.8.7", group="logic")
+@opcode("shf", section=LOGIC + "shf", group="logic")
 def funnel_shift(d, i):
     """shf.l: the upper, shf.r: the lower 32 bits of {b, a} shifted; .clamp limits c to 32, .wrap takes c mod
     32."""
@@ -95,7 +95,7 @@ def funnel_shift(d, i):
     return computed(d, i, shifted, np.dtype("u4"))
 
 
-@opcode("popc", section="9.7.1.14", group="integer")
+@opcode("popc", section=INTEGER + "popc", group="integer")
 def popc(d, i):
     """d = number of ones of a."""
     return counted(d, i, np.bitwise_count)
@@ -111,7 +111,7 @@ def bit_length(a, bits):
     return length + value.astype(np.uint32)
 
 
-@opcode("clz", section="9.7.1.15", group="integer")
+@opcode("clz", section=INTEGER + "clz", group="integer")
 def clz(d, i):
     """d = number of leading zeros of a."""
     bits = 8 * DTYPES[i.parts[-1]].itemsize
@@ -123,7 +123,7 @@ def counted(d, i, function):
     return computed(d, i, function, np.dtype("u4"), [source])
 
 
-@opcode("bfind", section="9.7.1.16", group="integer")
+@opcode("bfind", section=INTEGER + "bfind", group="integer")
 def bfind(d, i):
     """d = position of the most significant bit that is not a sign bit, or all ones; .shiftamt: bits - 1 -
     d."""
@@ -142,7 +142,7 @@ def bfind(d, i):
     return computed(d, i, find, np.dtype("u4"), [dtype])
 
 
-@opcode("fns", section="9.7.1.17", group="integer")
+@opcode("fns", section=INTEGER + "fns", group="integer")
 def fns(d, i):
     """d = the bit of mask that is the offset-th set one counted from base (upwards if offset > 0), or all
     ones."""
@@ -159,7 +159,7 @@ def fns(d, i):
     return computed(d, i, find, np.dtype("u4"), [np.dtype("u4"), np.dtype("u4"), np.dtype("i4")])
 
 
-@opcode("brev", section="9.7.1.18", group="integer")
+@opcode("brev", section=INTEGER + "brev", group="integer")
 def brev(d, i):
     """d = the bits of a in reverse order."""
     dtype = DTYPES[i.parts[-1]]
@@ -174,7 +174,7 @@ def brev(d, i):
     return computed(d, i, reverse, dtype)
 
 
-@opcode("bfe", section="9.7.1.19", group="integer", types=("u32", "u64", "s32", "s64"))
+@opcode("bfe", section=INTEGER + "bfe", group="integer", types=("u32", "u64", "s32", "s64"))
 def bfe(d, i):
     """d = the field of c bits at bit b of a, zero- or sign-extended; past the msb the sign is repeated."""
     dtype = DTYPES[i.parts[-1]]
@@ -204,7 +204,7 @@ def bfe(d, i):
     return computed(d, i, extract, dtype, [dtype, np.dtype("u4"), np.dtype("u4")])
 
 
-@opcode("bfi", section="9.7.1.20", group="integer", types=("b32", "b64"))
+@opcode("bfi", section=INTEGER + "bfi", group="integer", types=("b32", "b64"))
 def bfi(d, i):
     """d = b with its field of d bits at bit c replaced by the low bits of a."""
     dtype = DTYPES[i.parts[-1]]
@@ -221,7 +221,7 @@ def bfi(d, i):
     return computed(d, i, insert, dtype, [dtype, dtype, np.dtype("u4"), np.dtype("u4")])
 
 
-@opcode("szext", section="9.7.1.21", group="integer", types=("u32", "s32"))
+@opcode("szext", section=INTEGER + "szext", group="integer", types=("u32", "s32"))
 def szext(d, i):
     """d = the low b bits of a, sign- or zero-extended; .clamp limits b to 32, .wrap takes it mod 32."""
     dtype = DTYPES[i.parts[-1]]
@@ -238,7 +238,7 @@ def szext(d, i):
     return computed(d, i, extend, dtype, [dtype, np.dtype("u4")])
 
 
-@opcode("bmsk", section="9.7.1.22", group="integer")
+@opcode("bmsk", section=INTEGER + "bmsk", group="integer")
 def bmsk(d, i):
     """d = b ones from bit a; .clamp limits both to 32, .wrap takes them mod 32."""
     clamp = "clamp" in i.parts
@@ -250,7 +250,7 @@ def bmsk(d, i):
     return computed(d, i, mask, np.dtype("u4"))
 
 
-@opcode("prmt", section="9.7.9.7", group="logic")
+@opcode("prmt", section=MOVE + "prmt", group="logic")
 def prmt(d, i):
     """d = four bytes picked from {b, a} by the nibbles of c (msb of a nibble: the byte's sign), or by a
     mode."""

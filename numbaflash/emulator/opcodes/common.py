@@ -9,6 +9,7 @@ SIGNED = ("s16", "s32", "s64")  # the 8-bit types exist for memory and cvt only
 UNSIGNED = ("u16", "u32", "u64")
 BITWISE = ("b16", "b32", "b64")
 INTEGERS = SIGNED + UNSIGNED
+PAIRS = ("s16x2", "u16x2")
 
 
 def with_arrays(d, sources):
@@ -28,6 +29,18 @@ def ufunc(d, instruction, function, dtype=None):
         return lambda active: function(a, out=out, where=active.where)
     a, b = sources
     return lambda active: function(a, b, out=out, where=active.where)
+
+
+def on_halves(d, instruction, function):
+    """``d = function(a, b)`` of each half of a pair of 16-bit integers."""
+    kind, lanes = np.dtype({"s": "i2", "u": "u2"}[instruction.parts[-1][0]]), d.machine.lanes
+    out = d.target(instruction.operands[0], np.dtype("u4"))
+    sources = [d.source(operand, "u4") for operand in instruction.operands[1:]]
+
+    def step(active):
+        halves = (np.ascontiguousarray(np.broadcast_to(source, lanes)).view(kind) for source in sources)
+        np.copyto(out, function(*halves).view("u4"), where=active.where)
+    return step
 
 
 def computed(d, instruction, function, dtype, source_types=None):

@@ -1,4 +1,4 @@
-"""Control flow (PTX ISA 9.7.12) and instructions that only concern order or caches (9.7.9.15, 9.7.13.4)."""
+"""Control flow and instructions that only concern order or caches."""
 from __future__ import annotations
 
 import numpy as np
@@ -6,9 +6,10 @@ import numpy as np
 from ..errors import MemoryFault, TrapError, UnknownInstruction
 from ..fences import WIDE, is_fence
 from ..registry import opcode
+from .titles import CONTROL, MISC, SYNC
 
 
-@opcode("bra", section="9.7.12.3", group="control", control=True)
+@opcode("bra", section=CONTROL + "bra", group="control", control=True)
 def bra(d, i):
     """Go on at the target label; lanes with a false guard fall through."""
     label = i.operands[0]
@@ -37,7 +38,7 @@ def bra(d, i):
     return control
 
 
-@opcode("brx.idx", section="9.7.12.4", group="control", control=True)
+@opcode("brx.idx", section=CONTROL + "brx.idx", group="control", control=True)
 def brx(d, i):
     """Branch to the index-th label of a .branchtargets list."""
     targets = np.array([d.function.labels[name] for name in d.function.tables[i.operands[1]]])
@@ -55,7 +56,7 @@ def brx(d, i):
     return control
 
 
-@opcode("ret", "exit", section="9.7.12.6, 9.7.12.7", group="control", control=True)
+@opcode("ret", "exit", section=CONTROL + "ret, exit", group="control", control=True)
 def exit_(d, i):
     """The thread ends (a ``ret`` of a called function has become a branch)."""
     guard = d.guard(i)
@@ -72,7 +73,7 @@ def exit_(d, i):
     return control
 
 
-@opcode("trap", "brkpt", section="9.7.19", group="control", control=True)
+@opcode("trap", "brkpt", section=MISC + "brkpt, trap", group="control", control=True)
 def trap(d, i):
     """Abort the grid."""
     guard = d.guard(i)
@@ -87,7 +88,7 @@ def trap(d, i):
     return control
 
 
-@opcode("membar", "fence", section="9.7.13.4", group="synchronisation")
+@opcode("membar", "fence", section=SYNC + "membar/fence", group="synchronisation")
 def fence(d, i):
     """Order this thread's accesses: see `fences`."""
     wide, order = not WIDE.isdisjoint(i.parts), d.machine.order
@@ -97,7 +98,8 @@ def fence(d, i):
 
 
 @opcode("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent",
-        "setmaxnreg", "fence.proxy", section="9.7.9.15, 9.7.12, 9.7.19", group="control", any_modifier=True)
+        "setmaxnreg", "fence.proxy", section=MISC + "nanosleep, pmevent, setmaxnreg", group="control",
+        any_modifier=True)
 def nothing(d, i):
     """No effect that a program can observe here."""
     return lambda active: None

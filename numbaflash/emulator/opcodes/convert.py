@@ -1,4 +1,4 @@
-"""cvt and its relatives (PTX ISA 9.7.9.21)."""
+"""cvt and its relatives."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from .. import rounding
 from ..registry import opcode
 from ..values import DTYPES
 from .common import with_arrays
+from .titles import MOVE
 
 INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 FLOAT_ROUNDING = ("rn", "rz", "rm", "rp", "rna")
@@ -14,7 +15,7 @@ PACKED = {"f16x2": "f16", "bf16x2": "bf16", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 CONVERTED = (*DTYPES, "e4m3x2", "e5m2x2")
 
 
-@opcode("cvt", section="9.7.9.21", group="convert")
+@opcode("cvt", section=MOVE + "cvt", group="convert")
 def cvt(d, i):
     """d = a converted to another type, with rounding, saturation and flushing as the modifiers say."""
     to, source = [p for p in i.parts[1:] if p in CONVERTED][-2:]
@@ -37,6 +38,8 @@ def conversion(i, to, source):
     mode = next((m for m in FLOAT_ROUNDING if m in i.parts), "rn")
     integral = next((m for m in INTEGER_ROUNDING if m in i.parts), None)
     ftz, saturate, relu = "ftz" in i.parts, "sat" in i.parts, "relu" in i.parts
+    if "bf16" in (to, source) and {"s8", "u8"} & {to, source}:
+        raise ValueError(f"{source} to {to}")
     from_float, to_float = source[0] in "ft" or source == "bf16", to[0] in "ft" or to == "bf16"
     if from_float and to_float:
         return float_to_float(to, source, mode, integral, ftz, saturate, relu, "satfinite" in i.parts)

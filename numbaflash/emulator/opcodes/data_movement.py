@@ -1,4 +1,4 @@
-"""mov, cvta, isspacep and other data movement without memory (PTX ISA 9.7.9)."""
+"""mov, cvta, isspacep and other data movement without memory."""
 from __future__ import annotations
 
 import numpy as np
@@ -6,12 +6,13 @@ import numpy as np
 from ..memory import LOCAL_WINDOW, SHARED_WINDOW
 from ..registry import opcode
 from ..values import DTYPES
+from .titles import MOVE
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": LOCAL_WINDOW}
 WINDOW_BITS = 32
 
 
-@opcode("mov", section="9.7.9.3, 9.7.9.4", group="move")
+@opcode("mov", section=MOVE + "mov", group="move")
 def mov(d, i):
     """d = a; also packs {a, b, ...} into a wider register and unpacks one."""
     to, source = i.operands
@@ -71,7 +72,7 @@ def unpack(d, to, source, kind):
     return step
 
 
-@opcode("cvta", section="9.7.9.20", group="move")
+@opcode("cvta", section=MOVE + "cvta", group="move")
 def cvta(d, i):
     """An address of a state space as a generic address, or back (cvta.to)."""
     space = next(part.split("::")[0] for part in i.parts if part.split("::")[0] in WINDOWS)
@@ -83,7 +84,7 @@ def cvta(d, i):
     return lambda active: np.add(a, delta, out=out, where=active.where)
 
 
-@opcode("isspacep", section="9.7.9.19", group="compare")
+@opcode("isspacep", section=MOVE + "isspacep", group="compare")
 def isspacep(d, i):
     """p = the generic address a lies in the window of the space."""
     space = i.parts[1].split("::")[0]
@@ -101,7 +102,7 @@ def isspacep(d, i):
     return step
 
 
-@opcode("mapa", section="9.7.9.22", group="move")
+@opcode("mapa", section=MOVE + "cvt.pack", group="move")
 def mapa(d, i):
     """The address in another block of the cluster; a cluster here is one block, so the address itself."""
     dtype = DTYPES[i.parts[-1]]

@@ -1,4 +1,4 @@
-"""Floating point arithmetic in f32 and f64 (PTX ISA 9.7.3)."""
+"""Floating point arithmetic in f32 and f64 (PTX ISA, Floating-Point Instructions)."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from .. import rounding
 from ..registry import opcode
 from ..values import DTYPES
 from .common import with_arrays
+from .titles import FLOAT
 
 FLOATS = ("f32", "f64")
 DIRECTED = ("rz", "rm", "rp")
@@ -46,25 +47,25 @@ def arithmetic(d, i, function, exact=None, settled=False):
     return step
 
 
-@opcode("add", section="9.7.3.3", group="float", types=FLOATS)
+@opcode("add", section=FLOAT + "add", group="float", types=FLOATS)
 def add(d, i):
     """d = a + b."""
     return arithmetic(d, i, np.add, rounding.add)
 
 
-@opcode("sub", section="9.7.3.4", group="float", types=FLOATS)
+@opcode("sub", section=FLOAT + "sub", group="float", types=FLOATS)
 def sub(d, i):
     """d = a - b."""
     return arithmetic(d, i, np.subtract, rounding.sub)
 
 
-@opcode("mul", section="9.7.3.5", group="float", types=FLOATS)
+@opcode("mul", section=FLOAT + "mul", group="float", types=FLOATS)
 def mul(d, i):
     """d = a * b."""
     return arithmetic(d, i, np.multiply, rounding.mul)
 
 
-@opcode("fma", "mad", section="9.7.3.6, 9.7.3.7", group="float", types=FLOATS)
+@opcode("fma", "mad", section=FLOAT + "fma, mad", group="float", types=FLOATS)
 def fma(d, i):
     """d = a * b + c with one rounding."""
     if i.parts[-1] == "f64":
@@ -73,7 +74,7 @@ def fma(d, i):
     return arithmetic(d, i, lambda a, b, c: rounding.fma_f32(a, b, c, ftz), rounding.fma, settled=True)
 
 
-@opcode("div", section="9.7.3.8", group="float", types=FLOATS)
+@opcode("div", section=FLOAT + "div", group="float", types=FLOATS)
 def div(d, i):
     """d = a / b; .approx is a * (1 / b), which is 0 where 2^126 < |b| < 2^128 (NaN for infinite a)."""
     if "approx" not in i.parts:
@@ -91,13 +92,13 @@ def div(d, i):
     return arithmetic(d, i, approximate)
 
 
-@opcode("abs", section="9.7.3.9", group="float", types=FLOATS)
+@opcode("abs", section=FLOAT + "abs", group="float", types=FLOATS)
 def absolute(d, i):
     """d = |a|."""
     return arithmetic(d, i, np.abs)
 
 
-@opcode("neg", section="9.7.3.10", group="float", types=FLOATS)
+@opcode("neg", section=FLOAT + "neg", group="float", types=FLOATS)
 def negate(d, i):
     """d = -a."""
     return arithmetic(d, i, np.negative)
@@ -135,13 +136,13 @@ def extremum(d, i, function, zeros):
     return arithmetic(d, i, choose)
 
 
-@opcode("min", section="9.7.3.11", group="float", types=FLOATS)
+@opcode("min", section=FLOAT + "min", group="float", types=FLOATS)
 def minimum(d, i):
     """d = the smaller of a and b."""
     return extremum(d, i, np.fmin, np.bitwise_or)
 
 
-@opcode("max", section="9.7.3.12", group="float", types=FLOATS)
+@opcode("max", section=FLOAT + "max", group="float", types=FLOATS)
 def maximum(d, i):
     """d = the larger of a and b."""
     return extremum(d, i, np.fmax, np.bitwise_and)
@@ -167,7 +168,7 @@ def upper_half(function):
     return compute
 
 
-@opcode("rcp", section="9.7.3.13, 9.7.3.14", group="special function", types=FLOATS)
+@opcode("rcp", section=FLOAT + "rcp, rcp.approx.ftz.f64", group="special function", types=FLOATS)
 def rcp(d, i):
     """d = 1 / a."""
     if i.parts[-1] == "f64" and "approx" in i.parts:
@@ -179,7 +180,7 @@ def reciprocal(a):
     return 1 / a
 
 
-@opcode("sqrt", section="9.7.3.15", group="special function", types=FLOATS)
+@opcode("sqrt", section=FLOAT + "sqrt", group="special function", types=FLOATS)
 def sqrt(d, i):
     """d = sqrt(a); directed roundings move to the neighbour on the right side of the exact root."""
     mode = next((m for m in DIRECTED if m in i.parts), None)
@@ -199,7 +200,7 @@ def directed_sqrt(a, mode):
     return root
 
 
-@opcode("rsqrt", section="9.7.3.16, 9.7.3.17", group="special function", types=FLOATS)
+@opcode("rsqrt", section=FLOAT + "rsqrt, rsqrt.approx.ftz.f64", group="special function", types=FLOATS)
 def rsqrt(d, i):
     """d = 1 / sqrt(a)."""
     if i.parts[-1] == "f64":
@@ -208,17 +209,17 @@ def rsqrt(d, i):
     return arithmetic(d, i, in_double(lambda a: 1 / np.sqrt(a)))
 
 
-FUNCTIONS = {"sin": ("9.7.3.18", np.sin), "cos": ("9.7.3.19", np.cos), "lg2": ("9.7.3.20", np.log2),
-             "ex2": ("9.7.3.21", np.exp2), "tanh": ("9.7.3.22", np.tanh)}
+FUNCTIONS = {"sin": (FLOAT + "sin", np.sin), "cos": (FLOAT + "cos", np.cos), "lg2": (FLOAT + "lg2", np.log2),
+             "ex2": (FLOAT + "ex2", np.exp2), "tanh": (FLOAT + "tanh", np.tanh)}
 
 
-@opcode(*FUNCTIONS, section="9.7.3.18-22", group="special function", types=("f32",))
+@opcode(*FUNCTIONS, section=FLOAT + "sin, cos, lg2, ex2, tanh", group="special function", types=("f32",))
 def transcendental(d, i):
     """d = sin(a), cos(a), log2(a), 2^a or tanh(a), approximately."""
     return arithmetic(d, i, in_double(FUNCTIONS[i.parts[0]][1]))
 
 
-@opcode("copysign", section="9.7.3.2", group="float", types=FLOATS)
+@opcode("copysign", section=FLOAT + "copysign", group="float", types=FLOATS)
 def copysign(d, i):
     """d = b with the sign of a."""
     dtype = DTYPES[i.parts[-1]]
@@ -234,7 +235,7 @@ PROPERTIES = {
 }
 
 
-@opcode("testp", section="9.7.3.1", group="compare")
+@opcode("testp", section=FLOAT + "testp", group="compare")
 def testp(d, i):
     """p = a has the property: finite, infinite, number, notanumber, normal or subnormal."""
     test = PROPERTIES[i.parts[1]]

@@ -1,4 +1,4 @@
-"""Half precision: f16, bf16 and their pairs (PTX ISA 9.7.4), computed exactly and rounded once."""
+"""Half precision: f16, bf16 and their pairs, computed exactly and rounded once."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from .. import rounding
 from ..registry import opcode
 from ..values import DTYPES
 from .convert import sticky
+from .titles import HALF
 
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 
@@ -66,7 +67,7 @@ def odd_fma(a, b, c):
 ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": odd_fma}
 
 
-@opcode(*ARITHMETIC, section="9.7.4.1-4", group="float", types=HALVES)
+@opcode(*ARITHMETIC, section=HALF + "add, sub, mul, fma", group="float", types=HALVES)
 def arithmetic(d, i):
     """d = a + b, a - b, a * b or a * b + c; .relu clamps below at 0, .sat to [0, 1]."""
     function = ARITHMETIC[i.parts[0]]
@@ -76,7 +77,7 @@ def arithmetic(d, i):
     return elementwise(d, i, function)
 
 
-@opcode("neg", "abs", section="9.7.4.5, 9.7.4.6", group="float", types=HALVES)
+@opcode("neg", "abs", section=HALF + "neg, abs", group="float", types=HALVES)
 def sign(d, i):
     """d = -a or |a|: the sign bit flips or goes, NaN stays a NaN; .ftz flushes subnormal halves."""
     size = 4 if i.parts[-1].endswith("x2") else 2
@@ -104,15 +105,21 @@ def extremum(function, wins):
     return choose
 
 
-@opcode("min", "max", section="9.7.4.7, 9.7.4.8", group="float", types=HALVES)
+@opcode("min", "max", section=HALF + "min, max", group="float", types=HALVES)
 def minmax(d, i):
-    """d = the smaller or larger of a and b; a NaN loses, with .NaN it wins."""
+    """d = the smaller or larger of a and b; a NaN loses, with .NaN it wins; .xorsign.abs: of |a| and |b|."""
+    choose = extremum(np.fmin if i.parts[0] == "min" else np.fmax, "NaN" in i.parts)
     if "xorsign" in i.parts:
-        raise ValueError("xorsign")
-    return elementwise(d, i, extremum(np.fmin if i.parts[0] == "min" else np.fmax, "NaN" in i.parts))
+        return elementwise(d, i, lambda a, b: signed(choose(np.abs(a), np.abs(b)), a, b))
+    return elementwise(d, i, choose)
 
 
-@opcode("tanh", "ex2", section="9.7.4.9, 9.7.4.10", group="special function", types=HALVES)
+def signed(x, a, b):
+    """.xorsign: x is negative where one of a and b is."""
+    return np.where(np.signbit(a) != np.signbit(b), -x, x)
+
+
+@opcode("tanh", "ex2", section=HALF + "tanh, ex2", group="special function", types=HALVES)
 def transcendental(d, i):
     """d = tanh(a) or 2^a, approximately."""
     return elementwise(d, i, np.tanh if i.parts[0] == "tanh" else np.exp2)

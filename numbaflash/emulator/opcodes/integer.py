@@ -1,14 +1,15 @@
-"""Integer arithmetic (PTX ISA 9.7.1) and extended precision with the carry bit (9.7.2)."""
+"""Integer arithmetic and extended precision with the carry bit."""
 from __future__ import annotations
 
 import numpy as np
 
 from ..registry import opcode
 from ..values import DTYPES
-from .common import INTEGERS, SIGNED, computed, ufunc, with_arrays
+from .common import INTEGERS, PAIRS, SIGNED, computed, on_halves, ufunc, with_arrays
+from .titles import EXTENDED, INTEGER
 
 
-@opcode("add", section="9.7.1.1", group="integer", types=INTEGERS)
+@opcode("add", section=INTEGER + "add", group="integer", types=INTEGERS)
 def add(d, i):
     """d = a + b; add.sat.s32 clamps to the range of s32."""
     if "sat" in i.parts:
@@ -16,7 +17,19 @@ def add(d, i):
     return ufunc(d, i, np.add)
 
 
-@opcode("sub", section="9.7.1.2", group="integer", types=INTEGERS)
+EXTREMA = {"min": np.minimum, "max": np.maximum}
+
+
+@opcode("add", "min", "max", section=INTEGER + "add, min, max", group="integer", types=PAIRS)
+def pairs(d, i):
+    """d = a + b, or the smaller or larger, in each half; .relu clamps below at 0."""
+    function = EXTREMA.get(i.parts[0], np.add)
+    if "relu" in i.parts:
+        return on_halves(d, i, lambda a, b: np.maximum(function(a, b), a.dtype.type(0)))
+    return on_halves(d, i, function)
+
+
+@opcode("sub", section=INTEGER + "sub", group="integer", types=INTEGERS)
 def sub(d, i):
     """d = a - b; sub.sat.s32 clamps to the range of s32."""
     if "sat" in i.parts:
@@ -46,7 +59,7 @@ def multiply_high(a, b, dtype):
     return high.view(dtype)
 
 
-@opcode("mul", section="9.7.1.3", group="integer", types=INTEGERS)
+@opcode("mul", section=INTEGER + "mul", group="integer", types=INTEGERS)
 def mul(d, i):
     """t = a * b; d = t (.wide), its upper half (.hi) or its lower half (.lo)."""
     dtype = DTYPES[i.parts[-1]]
@@ -60,9 +73,10 @@ def mul(d, i):
     return ufunc(d, i, np.multiply)
 
 
-@opcode("mad", section="9.7.1.4", group="integer", types=INTEGERS)
+@opcode("mad", section=INTEGER + "mad", group="integer", types=INTEGERS)
 def mad(d, i):
-    """t = a * b; d = t + c (.wide), hi(t) + c (.hi) or lo(t) + c (.lo); mad.cc sets the carry (9.7.2.5)."""
+    """t = a * b; d = t + c (.wide), hi(t) + c (.hi) or lo(t) + c (.lo); mad.cc sets the carry (see
+    Extended-Precision Arithmetic Instructions: mad.cc)."""
     dtype = DTYPES[i.parts[-1]]
     if "cc" in i.parts:
         return madc(d, i)
@@ -78,7 +92,7 @@ def mad(d, i):
     return computed(d, i, lambda a, b, c: a * b + c, dtype)
 
 
-@opcode("mul24", "mad24", section="9.7.1.5, 9.7.1.6", group="integer", types=("u32", "s32"))
+@opcode("mul24", "mad24", section=INTEGER + "mul24, mad24", group="integer", types=("u32", "s32"))
 def mul24(d, i):
     """t = product of the low 24 bits; d = bits 47..16 (.hi) or 31..0 (.lo), plus c for mad24;
     mad24.hi.sat.s32 clamps to the range of s32."""
@@ -96,13 +110,13 @@ def mul24(d, i):
     return computed(d, i, multiply_add, dtype)
 
 
-@opcode("sad", section="9.7.1.7", group="integer", types=INTEGERS)
+@opcode("sad", section=INTEGER + "sad", group="integer", types=INTEGERS)
 def sad(d, i):
     """d = c + (a < b ? b - a : a - b)."""
     return computed(d, i, lambda a, b, c: c + np.where(a < b, b - a, a - b), DTYPES[i.parts[-1]])
 
 
-@opcode("div", section="9.7.1.8", group="integer", types=INTEGERS)
+@opcode("div", section=INTEGER + "div", group="integer", types=INTEGERS)
 def div(d, i):
     """d = a / b, rounded toward zero. Division by zero is machine-specific: all ones, as NVIDIA's code
     gives."""
@@ -119,7 +133,7 @@ def div(d, i):
     return computed(d, i, divide, dtype)
 
 
-@opcode("rem", section="9.7.1.9", group="integer", types=INTEGERS)
+@opcode("rem", section=INTEGER + "rem", group="integer", types=INTEGERS)
 def rem(d, i):
     """d = a % b with the sign of a. By zero it is machine-specific: a."""
     dtype = DTYPES[i.parts[-1]]
@@ -133,19 +147,19 @@ def rem(d, i):
     return computed(d, i, remainder, dtype)
 
 
-@opcode("abs", section="9.7.1.10", group="integer", types=SIGNED)
+@opcode("abs", section=INTEGER + "abs", group="integer", types=SIGNED)
 def absolute(d, i):
     """d = |a|."""
     return ufunc(d, i, np.abs)
 
 
-@opcode("neg", section="9.7.1.11", group="integer", types=SIGNED)
+@opcode("neg", section=INTEGER + "neg", group="integer", types=SIGNED)
 def negate(d, i):
     """d = -a."""
     return ufunc(d, i, np.negative)
 
 
-@opcode("min", section="9.7.1.12", group="integer", types=INTEGERS)
+@opcode("min", section=INTEGER + "min", group="integer", types=INTEGERS)
 def minimum(d, i):
     """d = a < b ? a : b; .relu clamps below at 0."""
     if "relu" in i.parts:
@@ -153,7 +167,7 @@ def minimum(d, i):
     return ufunc(d, i, np.minimum)
 
 
-@opcode("max", section="9.7.1.13", group="integer", types=INTEGERS)
+@opcode("max", section=INTEGER + "max", group="integer", types=INTEGERS)
 def maximum(d, i):
     """d = a > b ? a : b; .relu clamps below at 0."""
     if "relu" in i.parts:
@@ -161,13 +175,13 @@ def maximum(d, i):
     return ufunc(d, i, np.maximum)
 
 
-@opcode("dp4a", section="9.7.1.23", group="integer")
+@opcode("dp4a", section=INTEGER + "dp4a", group="integer")
 def dp4a(d, i):
     """d = c + the dot product of the four bytes of a and b."""
     return dot_product(d, i, i.parts[1], i.parts[2], lambda a, b: (a, b))
 
 
-@opcode("dp2a", section="9.7.1.24", group="integer")
+@opcode("dp2a", section=INTEGER + "dp2a", group="integer")
 def dp2a(d, i):
     """d = c + the dot product of the two halves of a and two bytes of b (.lo or .hi)."""
     first = 0 if i.parts[1] == "lo" else 2
@@ -213,14 +227,14 @@ def carrying(d, i, dtype, compute, carry_in, count):
     return step
 
 
-@opcode("add.cc", "addc", section="9.7.2.1, 9.7.2.2", group="integer")
+@opcode("add.cc", "addc", section=EXTENDED + "add.cc, addc", group="integer")
 def addc(d, i):
     """d = a + b (+ CC.CF for addc); .cc writes the carry out to CC.CF."""
     dtype = DTYPES[i.parts[-1]]
     return carrying(d, i, dtype, lambda a, b, c: add_with_carry(a, b, c, dtype), i.parts[0] == "addc", 2)
 
 
-@opcode("sub.cc", "subc", section="9.7.2.3, 9.7.2.4", group="integer")
+@opcode("sub.cc", "subc", section=EXTENDED + "sub.cc, subc", group="integer")
 def subc(d, i):
     """d = a - (b + CC.CF for subc); .cc writes the borrow out to CC.CF."""
     dtype = DTYPES[i.parts[-1]]
@@ -235,7 +249,7 @@ def subc(d, i):
     return carrying(d, i, dtype, compute, i.parts[0] == "subc", 2)
 
 
-@opcode("madc", section="9.7.2.6", group="integer")
+@opcode("madc", section=EXTENDED + "madc", group="integer")
 def madc(d, i):
     """d = hi or lo(a * b) + c (+ CC.CF for madc); .cc writes the carry out to CC.CF."""
     dtype = DTYPES[i.parts[-1]]

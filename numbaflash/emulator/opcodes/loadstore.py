@@ -1,4 +1,4 @@
-"""ld and st in every space (PTX ISA 9.7.9.8, 9.7.9.9, 9.7.9.11)."""
+"""ld and st in every space."""
 from __future__ import annotations
 
 import numpy as np
@@ -8,6 +8,7 @@ from ..memory import LOCAL_WINDOW, SHARED_WINDOW, Access
 from ..parser import Address
 from ..registry import opcode
 from ..values import BITS, DTYPES, type_names
+from .titles import MOVE
 
 SPACES = {"global": "global", "shared": "shared", "local": "local", "const": "global", "param": "local"}
 WINDOW_OF = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}
@@ -33,7 +34,7 @@ def space_of(instruction):
 
 def in_space(d, instruction, address, make):
     """``make(space, window)`` of the instruction's space; for generic addresses one of each, chosen per lane
-    (5.3)."""
+    (PTX ISA, Generic Addressing)."""
     name = space_of(instruction)
     if name is not None:
         return make(d.spaces[name], 0)
@@ -51,8 +52,8 @@ def in_space(d, instruction, address, make):
     return step
 
 
-@opcode("ld", section="9.7.9.8", group="memory", touches=touched)
-@opcode("ldu", section="9.7.9.10", group="memory", touches=touched)
+@opcode("ld", section=MOVE + "ld", group="memory", touches=touched)
+@opcode("ldu", section=MOVE + "ldu", group="memory", touches=touched)
 def ld(d, i):
     """d = the value at address a; narrower values are sign- or zero-extended to the register."""
     kind = type_names(i)[-1]
@@ -86,7 +87,7 @@ def ld(d, i):
 
 
 def load_parameter(d, to, address, kind):
-    """Kernel parameters are one value for all threads (5.1.6.1)."""
+    """Kernel parameters are one value for all threads."""
     size = BITS[kind] // 8
     dtype = DTYPES[kind]
     dtype = dtype if dtype.kind in "iu" else np.dtype(f"u{size}")
@@ -103,7 +104,7 @@ def load_parameter(d, to, address, kind):
     return step
 
 
-@opcode("st", section="9.7.9.11", group="memory", touches=touched)
+@opcode("st", section=MOVE + "st", group="memory", touches=touched)
 def st(d, i):
     """The value at address a = b."""
     kind = type_names(i)[-1]

@@ -1,4 +1,4 @@
-"""Warp-level matrices: ldmatrix, stmatrix, movmatrix and mma.sync (PTX ISA 9.7.14.5).
+"""Warp-level matrices: ldmatrix, stmatrix, movmatrix and mma.sync.
 
 Where an element of a fragment lives is a table: for each register and half of it, the row and column as
 functions of ``group = lane / 4`` and ``t = lane % 4``.
@@ -25,7 +25,8 @@ def fragment(rows, columns):
 
 
 def two_rows():
-    """C and D of all m16n8 shapes: rows group and group + 8, columns 2 t and 2 t + 1 (9.7.14.5.7)."""
+    """C and D of all m16n8 shapes: rows group and group + 8, columns 2 t and 2 t + 1 (Matrix Fragments for
+    mma.m16n8k8)."""
     return fragment([GROUP + 8 * (e >> 1) for e in range(4)], [2 * T + (e & 1) for e in range(4)])
 
 
@@ -123,7 +124,7 @@ def register_rows(machine, source, warps):
     return rows if warps is None else rows[warps]
 
 
-@opcode("mma.sync", section="9.7.14.5", group="tensor core")
+@opcode("mma.sync", section="Multiply-and-Accumulate Instruction: mma", group="tensor core")
 def mma(d, i):
     """D = A * B + C over the warp. Products are exact and summed in float32 (or int32, float64); f16 D
     rounds once."""
@@ -189,7 +190,8 @@ def count_of(i):
     return next(int(p[1:]) for p in i.parts if re.fullmatch(r"x[124]", p))
 
 
-@opcode("ldmatrix", section="9.7.14.5.15", group="memory", touches=lambda i: 16)
+@opcode("ldmatrix", section="Warp-level matrix load instruction: ldmatrix", group="memory",
+        touches=lambda i: 16)
 def ldmatrix(d, i):
     """Load 1, 2 or 4 8x8 matrices; lane gets elements (lane / 4, 2 (lane % 4)) and the next, transposed by
     .trans."""
@@ -216,7 +218,8 @@ def ldmatrix(d, i):
     return step
 
 
-@opcode("stmatrix", section="9.7.14.5.16", group="memory", touches=lambda i: 16)
+@opcode("stmatrix", section="Warp-level matrix store instruction: stmatrix", group="memory",
+        touches=lambda i: 16)
 def stmatrix(d, i):
     """Store 1, 2 or 4 8x8 matrices from fragments; transposed by .trans."""
     machine = d.machine
@@ -242,7 +245,7 @@ def stmatrix(d, i):
     return step
 
 
-@opcode("movmatrix", section="9.7.14.5.17", group="warp")
+@opcode("movmatrix", section="Warp-level matrix transpose instruction: movmatrix", group="warp")
 def movmatrix(d, i):
     """Transpose an 8x8 matrix held by the warp."""
     machine = d.machine

@@ -1,4 +1,4 @@
-"""mbarrier: barriers that are objects in shared memory (PTX ISA 9.7.13.15)."""
+"""mbarrier: barriers that are objects in shared memory."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from ..errors import BarrierError
 from ..machine import AT_MBARRIER, RUNNING
 from ..memory import Access
 from ..registry import opcode
+from .titles import SYNC
 
 
 class Phase:
@@ -22,7 +23,8 @@ class Phase:
         self.released = np.zeros(warps, np.int64)
 
 
-PATIENCE = 256  # how often threads may ask in vain, with nothing happening in between, before that is a deadlock
+# How often threads may ask in vain, with nothing happening in between, before that is a deadlock.
+PATIENCE = 256
 
 
 class Mbarriers:
@@ -35,8 +37,8 @@ class Mbarriers:
         machine.progress_hooks.append(self.answer_no)
 
     def answer_no(self):
-        """Nobody can go on, so threads that wait hear that their phase is not complete; False if that leads to
-        nothing."""
+        """Nobody can go on, so threads that wait hear that their phase is not complete; False if that leads
+        to nothing."""
         machine = self.machine
         waiting = machine.state == AT_MBARRIER
         if not waiting.any():
@@ -126,7 +128,7 @@ def checked(d, i, address, kind="load"):
     return addresses
 
 
-@opcode("mbarrier.init", section="9.7.13.15.9", group="synchronisation", touches=lambda i: 8)
+@opcode("mbarrier.init", section=SYNC + "mbarrier.init", group="synchronisation", touches=lambda i: 8)
 def init(d, i):
     """Make an mbarrier that expects count arrivals per phase."""
     store, machine = mbarriers(d.machine), d.machine
@@ -141,7 +143,7 @@ def init(d, i):
     return step
 
 
-@opcode("mbarrier.inval", section="9.7.13.15.10", group="synchronisation", touches=lambda i: 8)
+@opcode("mbarrier.inval", section=SYNC + "mbarrier.inval", group="synchronisation", touches=lambda i: 8)
 def inval(d, i):
     """The memory stops being an mbarrier."""
     store, machine = mbarriers(d.machine), d.machine
@@ -154,7 +156,8 @@ def inval(d, i):
     return step
 
 
-@opcode("mbarrier.expect_tx", section="9.7.13.15.11", group="synchronisation", touches=lambda i: 8)
+@opcode("mbarrier.expect_tx", section=SYNC + "mbarrier.expect_tx", group="synchronisation",
+        touches=lambda i: 8)
 def expect_tx(d, i):
     """This phase also waits for txCount bytes."""
     store, machine = mbarriers(d.machine), d.machine
@@ -169,7 +172,8 @@ def expect_tx(d, i):
     return step
 
 
-@opcode("mbarrier.complete_tx", section="9.7.13.15.12", group="synchronisation", touches=lambda i: 8)
+@opcode("mbarrier.complete_tx", section=SYNC + "mbarrier.complete_tx", group="synchronisation",
+        touches=lambda i: 8)
 def complete_tx(d, i):
     """Simulates the arrival of txCount bytes."""
     store, machine = mbarriers(d.machine), d.machine
@@ -187,7 +191,7 @@ def complete_tx(d, i):
     return step
 
 
-@opcode("mbarrier.arrive", "mbarrier.arrive_drop", section="9.7.13.15.13, 9.7.13.15.14",
+@opcode("mbarrier.arrive", "mbarrier.arrive_drop", section=SYNC + "mbarrier.arrive, mbarrier.arrive_drop",
         group="synchronisation", touches=lambda i: 8)
 def arrive(d, i):
     """count (1) arrivals; .expect_tx first adds bytes; .noComplete must not end the phase; state = the
@@ -219,7 +223,8 @@ def arrive(d, i):
     return step
 
 
-@opcode("cp.async.mbarrier.arrive", section="9.7.13.15.15", group="synchronisation", touches=lambda i: 8)
+@opcode("cp.async.mbarrier.arrive", section=SYNC + "cp.async.mbarrier.arrive", group="synchronisation",
+        touches=lambda i: 8)
 def copies_arrive(d, i):
     """Arrive when all earlier cp.async of the thread are done (.noinc: the count includes this arrival)."""
     from .async_copy import copies
@@ -247,8 +252,8 @@ def copies_arrive(d, i):
     return step
 
 
-@opcode("mbarrier.test_wait", "mbarrier.try_wait", section="9.7.13.15.16", group="synchronisation",
-        touches=lambda i: 8, control=True)
+@opcode("mbarrier.test_wait", "mbarrier.try_wait", section=SYNC + "mbarrier.test_wait/mbarrier.try_wait",
+        group="synchronisation", touches=lambda i: 8, control=True)
 def wait(d, i):
     """p = the phase (given by its state, or by its parity) has completed.
 

@@ -1,4 +1,5 @@
-"""Comparison and selection (PTX ISA 9.7.6, and 9.7.7 for half precision)."""
+"""Comparison and selection (PTX ISA, Comparison and Selection Instructions, Half Precision
+Comparison Instructions)."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +8,7 @@ from .. import rounding
 from ..registry import opcode
 from ..values import DTYPES, type_names
 from .common import with_arrays
+from .titles import COMPARE
 
 ORDERED = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
@@ -20,7 +22,8 @@ BOOLEAN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def comparison(name, is_float):
-    """``compare(a, b)``; comparisons with NaN are false, those ending in u are true (9.3.1.2)."""
+    """``compare(a, b)``; comparisons with NaN are false, those ending in u are true (Floating Point
+    Comparisons)."""
     if name == "num":
         return lambda a, b: ~(np.isnan(a) | np.isnan(b))
     if name == "nan":
@@ -54,23 +57,46 @@ def compared(d, i, name, kind, operands):
     return lambda: compare(a, b)
 
 
-@opcode("setp", section="9.7.6.2", group="compare")
+def compared_pairs(d, i, name, kind, operands):
+    """``flags()`` of the lower and of the upper halves."""
+    compare, lanes = comparison(name, True), d.machine.lanes
+    sources = [d.source(o, "u4") for o in operands]
+
+    def values():
+        for source in sources:
+            halves = np.ascontiguousarray(np.broadcast_to(source, lanes)).view("u2")
+            if kind == "bf16x2":
+                yield rounding.from_bfloat16(halves)
+            else:
+                x = halves.view("f2")
+                tiny = rounding.TINY[x.dtype]
+                yield np.where(np.abs(x) < tiny, x.dtype.type(0), x) if "ftz" in i.parts else x
+
+    def flags():
+        both = compare(*values()).reshape(lanes, 2)
+        return both[:, 0], both[:, 1]
+    return flags
+
+
+@opcode("setp", section=COMPARE + "setp", group="compare")
 def setp(d, i):
-    """p = (a CmpOp b) BoolOp c; q = !(a CmpOp b) BoolOp c."""
+    """p = (a CmpOp b) BoolOp c; q = !(a CmpOp b) BoolOp c, or of pairs: p of the lower halves, q of the
+    upper."""
     name, kind = i.parts[1], type_names(i)[-1]
-    if kind in ("f16x2", "bf16x2"):
-        raise ValueError(kind)
     boolean = next((BOOLEAN[p] for p in i.parts[2:] if p in BOOLEAN), None)
     pair = i.operands[0].split("|")
+    halves = kind in ("f16x2", "bf16x2")
+    if halves and len(pair) != 2:
+        raise ValueError(f"{kind} needs two predicates")
     p = d.target(pair[0], np.dtype(bool))
     q = d.target(pair[1], np.dtype(bool)) if len(pair) > 1 else None
-    if q is None and boolean is None and kind not in ("bf16",) and "ftz" not in i.parts:
+    if not halves and q is None and boolean is None and kind not in ("bf16",) and "ftz" not in i.parts:
         dtype = DTYPES[kind]
         compare = comparison(name, dtype.kind == "f")
         a, b = (d.source(o, dtype) for o in i.operands[1:3])
         if isinstance(compare, np.ufunc):
             return lambda active: compare(a, b, out=p, where=active.where)
-    flags = compared(d, i, name, kind, i.operands[1:3])
+    flags = (compared_pairs if halves else compared)(d, i, name, kind, i.operands[1:3])
     c = None
     if boolean is not None:
         text = i.operands[3]
@@ -79,7 +105,7 @@ def setp(d, i):
 
     def step(active):
         first = flags()
-        second = ~first
+        first, second = first if halves else (first, ~first)
         if boolean is not None:
             other = ~c if inverted else c
             first, second = boolean(first, other), boolean(second, other)
@@ -89,7 +115,7 @@ def setp(d, i):
     return step
 
 
-@opcode("set", section="9.7.6.1", group="compare")
+@opcode("set", section=COMPARE + "set", group="compare")
 def set_(d, i):
     """d = (a CmpOp b) BoolOp c as 0xFFFFFFFF or 1.0f, else 0."""
     to, kind = type_names(i)[-2:]
@@ -108,7 +134,7 @@ def set_(d, i):
     return step
 
 
-@opcode("selp", section="9.7.6.3", group="select")
+@opcode("selp", section=COMPARE + "selp", group="select")
 def selp(d, i):
     """d = c ? a : b."""
     dtype = DTYPES[i.parts[-1]]
@@ -118,7 +144,7 @@ def selp(d, i):
     return lambda active: np.copyto(out, np.where(c, a, b), where=active.where)
 
 
-@opcode("slct", section="9.7.6.4", group="select")
+@opcode("slct", section=COMPARE + "slct", group="select")
 def slct(d, i):
     """d = c >= 0 ? a : b; -0 counts as 0 and NaN selects b."""
     to, kind = type_names(i)[-2:]

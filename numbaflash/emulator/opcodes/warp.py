@@ -1,4 +1,4 @@
-"""Warp collectives: shuffles, votes, match, reductions (PTX ISA 9.7.9.6, 9.7.13.8-12)."""
+"""Warp collectives: shuffles, votes, match, reductions (the .sync instructions of the PTX ISA)."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +7,7 @@ from ..errors import EmulatorError
 from ..registry import opcode
 from ..values import DTYPES
 from .barrier import member_mask
+from .titles import MOVE, SYNC
 
 LANE = np.arange(32)
 BIT = np.uint32(1) << np.arange(32, dtype=np.uint32)
@@ -38,7 +39,7 @@ def members(machine, active, mask, warps):
     return here, named & here[:, None, :]
 
 
-@opcode("shfl", section="9.7.9.6", group="warp")
+@opcode("shfl", section=MOVE + "shfl.sync", group="warp")
 def shfl(d, i):
     """d = a of lane j = lane -/+/^ b or b, inside of segments given by c; p = j is in range, else d = a."""
     machine = d.machine
@@ -82,7 +83,7 @@ def shfl(d, i):
 
 
 def lanes_of(mode, b, c):
-    """The source lane of each lane, and whether it is in range (the pseudocode of 9.7.9.6)."""
+    """The source lane of each lane, and whether it is in range (the ISA's pseudocode)."""
     b, c = (x.astype(np.int64) if isinstance(x, np.ndarray) else x for x in (b, c))
     value, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     largest = (LANE & segment) | (clamp & ~segment)
@@ -93,7 +94,7 @@ def lanes_of(mode, b, c):
     return np.where(valid, source, LANE), valid
 
 
-@opcode("vote", section="9.7.13.9", group="warp")
+@opcode("vote", section=SYNC + "vote.sync", group="warp")
 def vote(d, i):
     """all, any, uni or the ballot of a predicate over the lanes of membermask."""
     machine = d.machine
@@ -120,7 +121,7 @@ def vote(d, i):
     return step
 
 
-@opcode("match", section="9.7.13.10", group="warp")
+@opcode("match", section=SYNC + "match.sync", group="warp")
 def match(d, i):
     """any: mask of the lanes with the same value; all: membermask if all values are equal, else 0 (and p)."""
     machine = d.machine
@@ -149,7 +150,7 @@ REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise
           "xor": np.bitwise_xor}
 
 
-@opcode("redux", section="9.7.13.12", group="warp")
+@opcode("redux", section=SYNC + "redux.sync", group="warp")
 def redux(d, i):
     """d = the reduction of a over the lanes of membermask."""
     if i.parts[-1] == "f32":
@@ -203,7 +204,7 @@ def redux_f32(d, i):
     return step
 
 
-@opcode("activemask", section="9.7.13.11", group="warp")
+@opcode("activemask", section=SYNC + "activemask", group="warp")
 def activemask(d, i):
     """d = the lanes of the warp that execute this instruction together."""
     out = d.target(i.operands[0], np.dtype("u4"))
@@ -217,7 +218,7 @@ def activemask(d, i):
     return step
 
 
-@opcode("elect", section="9.7.13.16", group="warp")
+@opcode("elect", section=SYNC + "elect.sync", group="warp")
 def elect(d, i):
     """p = this lane is the elected leader of membermask, d = its number; the lowest lane is elected here."""
     machine = d.machine

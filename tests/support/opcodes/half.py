@@ -4,7 +4,7 @@ import functools
 
 import mpmath
 import softfloat as sf
-from opcodes.floating import approximate, extremum, special
+from opcodes.floating import approximate, extremum, special, xorsign
 from ptx_programs import ANY_NAN, Family, Instruction
 
 SECTION = "Half Precision Floating-Point Instructions: {}"
@@ -79,6 +79,14 @@ def signs(kind):
                 yield instruction(f"{name}{suffix}{wins}", kind, 2, modified(function, form, suffix))
 
 
+def xorsigns(kind):
+    form = sf.FORMATS[kind.removesuffix("x2")]
+    for name in ("min", "max"):
+        for wins in ("", ".NaN"):
+            function = functools.partial(xorsign, form=form, smaller=name == "min", wins=bool(wins))
+            yield instruction(f"{name}{wins}.xorsign.abs", kind, 2, function)
+
+
 def functions(kind):
     form = sf.FORMATS[kind.removesuffix("x2")]
     one = sf.rounded(1, form)
@@ -122,6 +130,10 @@ FAMILIES = [
     ),
     *(
         Family(f"signs {kind}", SECTION.format("neg, abs, min, max"), (kind,) * 2, list(signs(kind)))
+        for kind in SINGLE + PAIR
+    ),
+    *(
+        Family(f"xorsign {kind}", SECTION.format("min, max"), (kind,) * 2, list(xorsigns(kind)), arch="sm_86")
         for kind in SINGLE + PAIR
     ),
     *(

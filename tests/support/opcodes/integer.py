@@ -187,7 +187,41 @@ def carrying(kind):
     )
 
 
+HALVES = (0, 1, 2, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234)
+PAIRS = [low | high << 16 for low in HALVES for high in HALVES]
+
+
+def pairs(kind):
+    """add, min and max of two 16-bit integers at once."""
+
+    def half(x):
+        return x - 0x10000 if kind == "s16x2" and x & 0x8000 else x
+
+    def both(function):
+        return lambda a, b: tuple(
+            function(half(a >> at & 0xFFFF), half(b >> at & 0xFFFF)) & 0xFFFF for at in (0, 16)
+        )
+
+    yield Instruction(f"add.{kind}", both(lambda a, b: a + b))
+    yield Instruction(f"min.{kind}", both(min))
+    yield Instruction(f"max.{kind}", both(max))
+    if kind == "s16x2":
+        yield Instruction(f"min.relu.{kind}", both(lambda a, b: max(0, min(a, b))))
+        yield Instruction(f"max.relu.{kind}", both(lambda a, b: max(0, a, b)))
+
+
 FAMILIES = [
+    *(
+        Family(
+            f"pairs {kind}",
+            ARITHMETIC.format("add, min, max"),
+            ("b32",) * 2,
+            list(pairs(kind)),
+            arch="sm_90",
+            samples={0: PAIRS, 1: PAIRS},
+        )
+        for kind in ("s16x2", "u16x2")
+    ),
     *(
         Family(
             f"integer {kind}",

@@ -8,7 +8,12 @@ import ml_dtypes
 import numpy as np
 from ptx_programs import program
 
-MATRIX = "Warp-level Matrix Instructions: {}"
+MATRIX = {
+    "ldmatrix": "Warp-level matrix load instruction: ldmatrix",
+    "stmatrix": "Warp-level matrix store instruction: stmatrix",
+    "movmatrix": "Warp-level matrix transpose instruction: movmatrix",
+    "mma": "Multiply-and-Accumulate Instruction: mma",
+}
 FRAGMENTS = "Matrix Fragments for mma.{} with {} type"
 LANES = np.arange(32)
 RNG = np.random.default_rng(8)
@@ -47,7 +52,7 @@ def load(count, transposed):
     return program(
         name,
         body,
-        MATRIX.format("ldmatrix"),
+        MATRIX["ldmatrix"],
         name,
         [rows],
         [registers(count, transposed)],
@@ -76,7 +81,7 @@ def store(count, transposed):
     return program(
         name,
         body,
-        MATRIX.format("stmatrix"),
+        MATRIX["stmatrix"],
         name,
         [registers(count, transposed)],
         [HALVES[:count].reshape(-1, 8)],
@@ -89,7 +94,7 @@ def move():
     name = "movmatrix.sync.aligned.m8n8.trans.b16"
     body = f"""mul.wide.u32 %rd20, %r0, 4; add.u64 %rd21, %rd1, %rd20; add.u64 %rd22, %rd2, %rd20;
     ld.global.u32 %r10, [%rd21]; {name} %r11, %r10; st.global.u32 [%rd22], %r11;"""
-    return program(name, body, MATRIX.format("movmatrix"), name, [registers(1, False)], [registers(1, True)])
+    return program(name, body, MATRIX["movmatrix"], name, [registers(1, False)], [registers(1, True)])
 
 
 # --- mma ----------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ def mma(shape, d_kind, a_kind, b_kind, c_kind):
     name = f"mma.sync.aligned.{shape}.row.col.{d_kind}.{a_kind}.{b_kind}.{c_kind}"
     fp8 = a_kind in ("e4m3", "e5m2")
     body = mma_text(name, [w.shape[1] for w in (*words, expected)], d_kind)
-    section = MATRIX.format("mma") + "; " + FRAGMENTS.format(shape, "." + a_kind)
+    section = MATRIX["mma"] + "; " + FRAGMENTS.format(shape, "." + a_kind)
     return program(name, body, section, name, words, [expected], arch="sm_89" if fp8 else "sm_80")
 
 
@@ -275,7 +280,7 @@ def rounding_mma():
     made = program(
         "mma with rounding",
         mma_text(name, [4, 2, 4, 4], "f32"),
-        MATRIX.format("mma"),
+        MATRIX["mma"],
         name,
         words,
         [words[2]],

@@ -59,6 +59,39 @@ def setp(kind):
             )
 
 
+def setp_pairs(kind):
+    """p of the lower halves, q of the upper."""
+    half = kind.removesuffix("x2")
+    flags = "selp.b32 %r50, 1, 0, %p1; selp.b32 %r51, 2, 0, %p2; add.u32 $d, %r50, %r51;"
+    for name in comparisons(half):
+        for ftz in ("", ".ftz") if half == "f16" else ("",):
+            relation = compare(name, half, bool(ftz))
+            opcode = f"setp.{name}{ftz}.{kind}"
+            yield Instruction(
+                opcode,
+                lambda a, b, r=relation: r(a & 0xFFFF, b & 0xFFFF) + 2 * r(a >> 16, b >> 16),
+                "b32",
+                f"{opcode} %p1|%p2, $a, $b; " + flags,
+            )
+    relation = compare("lt", half)
+    for name, function in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
+        for negated in ("", "!"):
+
+            def model(a, b, function=function, negated=negated):
+                c = (a < b) != bool(negated)
+                low, high = relation(a & 0xFFFF, b & 0xFFFF), relation(a >> 16, b >> 16)
+                return int(function(low, c)) + 2 * int(function(high, c))
+
+            opcode = f"setp.lt.{name}.{kind}"
+            yield Instruction(
+                f"{opcode} {negated}c",
+                model,
+                "b32",
+                f"setp.lt.u32 %p3, $a, $b; {opcode} %p1|%p2, $a, $b, {negated}%p3; " + flags,
+                covers=(opcode,),
+            )
+
+
 def combined(kind):
     """p = (a CmpOp b) BoolOp c; q = !(a CmpOp b) BoolOp c, with c = (b < a) or its negation."""
     comparison, back = ("lt", f"setp.gt.{kind} %p3, $a, $b; ")
@@ -166,6 +199,8 @@ TYPES = ("b16", "s16", "u16", "b32", "s32", "u32", "b64", "s64", "u64", "f32", "
 FAMILIES = [
     *(Family(f"setp {kind}", SECTION.format("setp"), (kind, kind), list(setp(kind))) for kind in TYPES),
     Family("setp f16", HALF, ("f16", "f16"), list(setp("f16"))),
+    Family("setp f16x2", HALF, ("f16x2", "f16x2"), list(setp_pairs("f16x2"))),
+    Family("setp bf16x2", HALF, ("bf16x2", "bf16x2"), list(setp_pairs("bf16x2")), arch="sm_90"),
     Family("setp bf16", HALF, ("bf16", "bf16"), list(setp("bf16")), arch="sm_90"),
     *(
         Family(f"combined setp {kind}", SECTION.format("setp"), (kind, kind), list(combined(kind)))
