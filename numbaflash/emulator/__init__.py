@@ -13,13 +13,13 @@ function per instruction that says what it does, ``memory``, ``races``, ``global
 ``fences`` check accesses, ``counters`` counts.
 """
 from .checks import Checks
-from .errors import (BarrierError, DeadlockError, EmulatorError, MemoryFault, RaceError, StepLimitError,
-                     TrapError, UninitializedRead, UnknownInstruction)
+from .errors import (BarrierError, DeadlockError, EmulatorError, KernelError, MemoryFault, RaceError,
+                     StepLimitError, TrapError, UninitializedRead, UnknownInstruction)
 
 __all__ = [
     "launch", "execute", "address", "uninitialized", "Checks", "Report", "EmulatorError", "MemoryFault",
-    "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "StepLimitError", "TrapError",
-    "UnknownInstruction"
+    "UninitializedRead", "RaceError", "BarrierError", "DeadlockError", "StepLimitError", "KernelError",
+    "TrapError", "UnknownInstruction"
 ]
 
 _LAZY = {"launch": "launching", "address": "arguments", "uninitialized": "arguments", "execute": "executor",

@@ -42,6 +42,10 @@ class StepLimitError(EmulatorError):
     """A launch that went on for longer than ``max_steps``. The message lists who was where."""
 
 
+class KernelError(EmulatorError):
+    """The kernel raised a Python exception, which those compiled with ``debug=True`` can."""
+
+
 class TrapError(EmulatorError):
     """The program executed ``trap``."""
 

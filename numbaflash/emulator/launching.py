@@ -4,17 +4,19 @@ from __future__ import annotations
 import functools
 import time
 
+import numpy as np
+
 from .arguments import Memory, flatten_numba, flatten_ptx, gather
 from .calls import flatten
 from .checks import Checks
 from .compiling import compile_kernel
 from .counters import Counters
 from .decode import Decoder
-from .errors import RaceError
+from .errors import KernelError, RaceError
 from .journal import Journal
 from .limits import check_shared, check_threads, dimensions
 from .machine import MAX_STEPS, Machine
-from .memory import Arena
+from .memory import GLOBAL_BASE, Arena
 from .parser import parse
 from .report import Report
 
@@ -173,8 +175,20 @@ def execute(module, function, kinds, grid, block, arguments, names, shared_bytes
     tally.attach(machine, arena.size + 512)
     machine.decoder = Decoder(machine, module.variables, parameters, arena, addresses, shared_bytes)
     machine.run()
+    check_exception(function, arena, addresses)
     memory.write_back()
     return tally.report(function.name, time.perf_counter() - started)
+
+
+def check_exception(function, arena, addresses):
+    """An error if the kernel has stored the number of an exception where Numba's runtime looks for it."""
+    def stored(name):
+        start = addresses[f"{function.name}__{name}__"] - GLOBAL_BASE
+        return int(arena.bytes[start:start + 4].view(np.int32)[0])
+
+    if f"{function.name}__errcode__" in addresses and stored("errcode"):
+        block, thread = (tuple(stored(name + axis) for axis in "xyz") for name in ("ctaid", "tid"))
+        raise KernelError(f"the kernel raised an exception, the first in block {block} thread {thread}")
 
 
 def pack(function, kinds, arguments, names, memory):

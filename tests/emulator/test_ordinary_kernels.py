@@ -414,6 +414,21 @@ def test_tuples_flags_and_printing(capsys):
 # ---- wrong in one place
 
 
+def test_an_exception_of_a_debug_kernel_is_reported():
+    @cuda.jit(debug=True, opt=False)
+    def kernel(x):
+        i = cuda.grid(1)
+        if x[i] < 0:
+            raise ValueError("negative")
+        x[i] = math.sqrt(x[i])
+
+    x = np.ones(64)
+    emulator.launch(kernel, 2, 32, x)
+    x[40] = -1
+    with pytest.raises(emulator.KernelError, match=r"block \(1, 0, 0\) thread \(8, 0, 0\)"):
+        emulator.launch(kernel, 2, 32, x)
+
+
 def test_a_sum_without_atomics_is_a_race():
     @cuda.jit
     def total(x, out):
