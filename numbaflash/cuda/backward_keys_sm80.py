@@ -4,20 +4,14 @@ from functools import lru_cache
 from numba import cuda, float32, int32, int64, uint32
 
 from numbaflash.cuda import ptx
-from numbaflash.cuda.backward_sm80 import (
-    BackwardConfig, exponent_base, make_derivative, make_start, make_weights,
-)
+from numbaflash.cuda.backward_sm80 import BackwardConfig, exponent_base, make_recomputation
 from numbaflash.cuda.draw import load_draw
-from numbaflash.cuda.fragments import (
-    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_multiply_tn, make_pack, matrix_instructions,
-)
-from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
-from numbaflash.cuda.results import make_write
-from numbaflash.cuda.scores import (
-    ONE, make_apply_score, make_drop, make_hide, make_keep, make_lanes,
-)
-from numbaflash.cuda.softmax import LOG2_E
+from numbaflash.cuda.fragments import HALVES, make_clear, make_multiply_tn, matrix_instructions
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, tile_bytes
+from numbaflash.cuda.results import make_write
+from numbaflash.cuda.scores import ONE, make_drop
+from numbaflash.cuda.softmax import LOG2_E
 from numbaflash.cuda.tiles import (
     K_BATCH, K_START, Q_BATCH, Q_START, Place, column, load_segment, locate, row_zero, tile_range,
 )
@@ -32,42 +26,30 @@ def make_backward_keys(config: BackwardConfig):
     """
     config.check()
     ROWS, COLUMNS, STEP, THREADS = config.block_rows, config.columns, config.step, config.threads
-    WIDTH, VALUE_WIDTH = config.head_dim, config.value_dim
+    HALF, WIDTH, VALUE_WIDTH = HALVES[config.kind], config.head_dim, config.value_dim
     M_TILES, N_TILES, WARP_ROWS = config.row_tiles, config.step // 8, 16 * config.row_tiles
-    K_BYTES, Q_BYTES = tile_bytes(ROWS, WIDTH), tile_bytes(COLUMNS, WIDTH)
+    K_BYTES, Q_BYTES = tile_bytes(ROWS, HALF * WIDTH), tile_bytes(COLUMNS, HALF * WIDTH)
     RING, STAGE_BYTES = config.own_bytes, config.stage_bytes
-    DOUT_AT, STATS_AT = Q_BYTES, Q_BYTES + tile_bytes(COLUMNS, VALUE_WIDTH)
+    DOUT_AT, STATS_AT = Q_BYTES, Q_BYTES + tile_bytes(COLUMNS, HALF * VALUE_WIDTH)
     RESIDENT, ASYNC, STEPS = config.resident, config.copy == "async", COLUMNS // STEP
     WANT_DK, WANT_DV = config.parts != "dv", config.parts != "dk"
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
-    S_SIZE, P_SIZE, BITS_SIZE = 4 * M_TILES * N_TILES, 2 * M_TILES * N_TILES, -(-4 * M_TILES * N_TILES // 32)
-    SLOPE_SIZE = S_SIZE if GENERAL else 1
+    S_SIZE, SLOPE_SIZE, P_SIZE, BITS_SIZE, K_SIZE, V_SIZE = config.lane_sizes
     DK_SIZE = M_TILES * WIDTH // 2 if WANT_DK else 1
     DV_SIZE = M_TILES * VALUE_WIDTH // 2 if WANT_DV else 1
-    K_SIZE = M_TILES * (WIDTH // 4 if RESIDENT else 4)
-    V_SIZE = M_TILES * (VALUE_WIDTH // 4 if RESIDENT else 4)
     REDUCE, VECTOR, DS_AT = config.reduce != "", config.reduce == "vector", RING + 2 * STAGE_BYTES
     SUMS = WIDTH // 2 if REDUCE else 1
     STATS, LANE_ROWS = 2 * N_TILES, 2 * M_TILES
 
-    mma, pack = matrix_instructions(config.dtype)
-    load_k, load_v = make_load(ROWS, WIDTH, THREADS, config.copy), make_load(ROWS, VALUE_WIDTH, THREADS, config.copy)
-    load_q = make_load(COLUMNS, WIDTH, THREADS, config.copy)
-    load_dout = make_load(COLUMNS, VALUE_WIDTH, THREADS, config.copy)
-    load_k_rows, load_v_rows = make_load_rows(M_TILES, WIDTH, ROWS), make_load_rows(M_TILES, VALUE_WIDTH, ROWS)
-    multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, ROWS, COLUMNS, mma, RESIDENT)
-    multiply_dp = make_multiply_nt(M_TILES, N_TILES, VALUE_WIDTH, ROWS, COLUMNS, mma, RESIDENT)
-    multiply_dv = make_multiply_nn(M_TILES, STEP, VALUE_WIDTH, COLUMNS, mma)
-    multiply_dk = make_multiply_nn(M_TILES, STEP, WIDTH, COLUMNS, mma)
-    lanes = make_lanes(M_TILES, N_TILES, transposed=True)
-    apply_score, hide = make_apply_score(lanes, config.scoring, derivative=True), make_hide(lanes)
-    keep, drop = make_keep(M_TILES, N_TILES, config.scoring.dropout, transposed=True), make_drop(S_SIZE)
-    weights, begin_dp = make_weights(lanes), make_start(lanes, DROPOUT)
-    derivative = make_derivative(lanes, GENERAL, DROPOUT)
-    pack_rows = make_pack(M_TILES, N_TILES, pack)
-    write_dk = make_write(M_TILES, WIDTH, ROWS, THREADS, config.dtype, config.staged)
-    write_dv = make_write(M_TILES, VALUE_WIDTH, ROWS, THREADS, config.dtype, config.staged)
-    clear_dk, clear_dv, clear_scores = make_clear(DK_SIZE), make_clear(DV_SIZE), make_clear(S_SIZE)
+    parts = make_recomputation(config, transposed=True)
+    load_k, load_v, load_q, load_dout = parts.load_own, parts.load_own_value, parts.load_next, parts.load_next_value
+    hold_k, hold_v, warp_rows, lane_values = parts.hold_own, parts.hold_own_value, parts.warp_rows, parts.lane_values
+    scores, weights, score_gradient, keep = parts.scores, parts.weights, parts.score_gradient, parts.keep
+    pack, multiply_dk, multiply_dv = parts.pack, parts.add_product, parts.add_value_product
+    drop = make_drop(S_SIZE)
+    write_dk = make_write(M_TILES, WIDTH, ROWS, THREADS, config.dtype, config.staged, config.turing)
+    write_dv = make_write(M_TILES, VALUE_WIDTH, ROWS, THREADS, config.dtype, config.staged, config.turing)
+    clear_dk, clear_dv = make_clear(DK_SIZE), make_clear(DV_SIZE)
 
     def copy_pair(j, p, s):
         p[j] = s[j]
@@ -100,7 +82,7 @@ def make_backward_keys(config: BackwardConfig):
     copy_scores = unrolled(S_SIZE, copy_pair)
     read_bases, read_deltas = unrolled(N_TILES, read_base), unrolled(N_TILES, read_delta)
     fill_factors = unrolled(LANE_ROWS, fill_factor)
-    multiply_dq = make_multiply_tn(ROWS, WIDTH, ROWS, mma)
+    multiply_dq = make_multiply_tn(ROWS, WIDTH, ROWS, matrix_instructions(config.kind)[0])
     store_all_ds, clear_words, clear_sums = unrolled(P_SIZE, store_ds), unrolled(P_SIZE, clear_word), make_clear(SUMS)
     add_all, LANE_BYTES = (unrolled(SUMS // 4, add_fragment), 16) if VECTOR else (unrolled(SUMS, add_number), 4)
 
@@ -129,16 +111,12 @@ def make_backward_keys(config: BackwardConfig):
         first = int64(tile) * COLUMNS
         count = int32(segment.q_length - first)
         row = start + first
-        load_q(target, row_zero(call.q, batch, head, row), call.q.row, call.q.column, call.head_dim, 0, count)
+        load_q(target, row_zero(call.q, batch, head, row), call.q.row, call.q.column,
+               HALF * call.head_dim, 0, count)
         load_dout(target + DOUT_AT, row_zero(back.dout, batch, head, row), back.dout.row, back.dout.column,
-                  call.value_dim, 0, count)
+                  HALF * call.value_dim, 0, count)
         load_stats(target + STATS_AT, row_zero(call.lse, batch, head, row), row_zero(back.delta, batch, head, row),
                    call, back, count)
-
-    @device
-    def warp_rows(tile):
-        thread = ptx.thread_index()
-        return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
 
     @device
     def ds_place(base, step):
@@ -178,10 +156,10 @@ def make_backward_keys(config: BackwardConfig):
         # keys that some query sees: only these are ever read
         seen_lo = int32(max(0, segment.first) - first_key)
         seen_hi = int32(min(segment.k_length, segment.q_length + segment.last) - first_key)
-        load_k(base, segment.k + int64(first_key) * call.k.row, call.k.row, call.k.column, call.head_dim,
-               seen_lo, seen_hi)
-        load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column, call.value_dim,
-               seen_lo, seen_hi)
+        load_k(base, segment.k + int64(first_key) * call.k.row, call.k.row, call.k.column,
+               HALF * call.head_dim, seen_lo, seen_hi)
+        load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column,
+               HALF * call.value_dim, seen_lo, seen_hi)
         if lo < hi:
             load_tile(base + RING, call, back, segment, batch, start, first_head, lo)
 
@@ -201,8 +179,8 @@ def make_backward_keys(config: BackwardConfig):
             if ASYNC:
                 ptx.cp_async_wait_all()
             cuda.syncthreads()
-            load_k_rows(k, warp_rows(base))
-            load_v_rows(v, warp_rows(base + K_BYTES))
+            hold_k(k, warp_rows(base))
+            hold_v(v, warp_rows(base + K_BYTES))
         factor = LOG2_E if GENERAL else float32(call.scale) * LOG2_E
         keep_scale = float32(call.keep_scale)
 
@@ -226,37 +204,30 @@ def make_backward_keys(config: BackwardConfig):
                     lane_key = int32(warp_key + ((thread & 31) >> 2))
                     lane_query = int32(query + 2 * (thread & 3))
                     rows = base + RING + stage + step * (STEP * PANEL_ROW)
-                    clear_scores(s)
-                    multiply_scores(s, k, warp_rows(base), rows + lane_across(thread))
-                    if GENERAL:
-                        here = Place(place.segment, int32(first_head + member), place.tile)
-                        apply_score(s, slope, call, here, segment, lane_query, lane_key)
-                    if not (query + STEP - 1 + segment.first <= warp_key and query + STEP <= segment.q_length
-                            and warp_key + WARP_ROWS - 1 <= query + segment.last):
-                        hide(s, segment, lane_query, lane_key)
+                    here = Place(place.segment, int32(first_head + member), place.tile)
+                    edge = not (query + STEP - 1 + segment.first <= warp_key and query + STEP <= segment.q_length
+                                and warp_key + WARP_ROWS - 1 <= query + segment.last)
+                    scores(s, slope, k, base, rows, call, here, segment, lane_query, lane_key, edge)
                     quad_stats = base + RING + stage + STATS_AT + step * (4 * STEP) + 8 * (thread & 3)
                     read_bases(stats, quad_stats)
                     weights(s, stats, factor)
                     if DROPOUT:
-                        draw = load_draw(call, Place(place.segment, int32(first_head + member), place.tile))
-                        keep(bits, draw, lane_query, lane_key)
+                        keep(bits, load_draw(call, here), lane_query, lane_key)
                     if WANT_DV:
                         if DROPOUT:
                             copy_scores(dp, s)
                             drop(dp, bits, ONE)
-                            pack_rows(dp, p)
+                            pack(dp, p)
                         else:
-                            pack_rows(s, p)
-                        multiply_dv(dv, p, rows + DOUT_AT + lane_down(ptx.thread_index()))
+                            pack(s, p)
+                        multiply_dv(dv, p, rows + DOUT_AT + lane_values(ptx.thread_index()))
                     if WANT_DK:
                         read_deltas(stats, quad_stats)
-                        begin_dp(dp, stats)
-                        multiply_dp(dp, v, warp_rows(base + K_BYTES), rows + DOUT_AT + lane_across(ptx.thread_index()))
-                        derivative(dp, s, slope, stats, bits, keep_scale)
-                        pack_rows(dp, p)
+                        score_gradient(dp, s, slope, stats, bits, v, base + K_BYTES, rows + DOUT_AT, keep_scale)
+                        pack(dp, p)
                         if REDUCE:
                             store_all_ds(p, ds_place(base, step))
-                        multiply_dk(dk, p, rows + lane_down(ptx.thread_index()))
+                        multiply_dk(dk, p, rows + lane_values(ptx.thread_index()))
                 elif REDUCE:
                     clear_words(p)
                     store_all_ds(p, ds_place(base, step))

@@ -4,20 +4,14 @@ from functools import lru_cache
 from numba import cuda, float32, int32, int64, uint32
 
 from numbaflash.cuda import ptx
-from numbaflash.cuda.backward_sm80 import (
-    BackwardConfig, exponent_base, make_derivative, make_start, make_weights,
-)
+from numbaflash.cuda.backward_sm80 import BackwardConfig, exponent_base, make_recomputation
 from numbaflash.cuda.draw import load_draw
-from numbaflash.cuda.fragments import (
-    make_clear, make_load_rows, make_multiply_nn, make_multiply_nt, make_pack, matrix_instructions,
-)
-from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
-from numbaflash.cuda.results import make_write
-from numbaflash.cuda.scores import (
-    ZERO, make_apply_score, make_hide, make_keep, make_lanes,
-)
-from numbaflash.cuda.softmax import LOG2_E
+from numbaflash.cuda.fragments import HALVES, make_clear
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.panels import PANEL_ROW, tile_bytes
+from numbaflash.cuda.results import make_write
+from numbaflash.cuda.scores import ZERO
+from numbaflash.cuda.softmax import LOG2_E
 from numbaflash.cuda.tiles import Q_LENGTH, column, load_segment, locate, query_rows, tiles_seen
 from numbaflash.cuda.unroll import unrolled
 
@@ -30,34 +24,21 @@ def make_backward_queries(config: BackwardConfig):
     """
     config.check()
     ROWS, COLUMNS, STEP, THREADS = config.block_rows, config.columns, config.step, config.threads
-    WIDTH, VALUE_WIDTH = config.head_dim, config.value_dim
-    M_TILES, N_TILES, WARP_ROWS = config.row_tiles, config.step // 8, 16 * config.row_tiles
-    Q_BYTES, K_BYTES = tile_bytes(ROWS, WIDTH), tile_bytes(COLUMNS, WIDTH)
+    M_TILES, WARP_ROWS, HALF, WIDTH = config.row_tiles, 16 * config.row_tiles, HALVES[config.kind], config.head_dim
+    Q_BYTES, K_BYTES = tile_bytes(ROWS, HALF * WIDTH), tile_bytes(COLUMNS, HALF * WIDTH)
     RING, STAGE_BYTES, STEPS = config.own_bytes, config.stage_bytes, COLUMNS // STEP
     RESIDENT, ASYNC = config.resident, config.copy == "async"
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
-    S_SIZE, P_SIZE, BITS_SIZE = 4 * M_TILES * N_TILES, 2 * M_TILES * N_TILES, -(-4 * M_TILES * N_TILES // 32)
-    SLOPE_SIZE = S_SIZE if GENERAL else 1
+    S_SIZE, SLOPE_SIZE, P_SIZE, BITS_SIZE, Q_SIZE, DOUT_SIZE = config.lane_sizes
     ACC_SIZE, LANE_ROWS = M_TILES * WIDTH // 2, 2 * M_TILES
-    Q_SIZE = M_TILES * (WIDTH // 4 if RESIDENT else 4)
-    DOUT_SIZE = M_TILES * (VALUE_WIDTH // 4 if RESIDENT else 4)
 
-    mma, pack = matrix_instructions(config.dtype)
-    load_q, load_dout = make_load(ROWS, WIDTH, THREADS, config.copy), make_load(ROWS, VALUE_WIDTH, THREADS, config.copy)
-    load_k = make_load(COLUMNS, WIDTH, THREADS, config.copy)
-    load_v = make_load(COLUMNS, VALUE_WIDTH, THREADS, config.copy)
-    load_q_rows, load_dout_rows = make_load_rows(M_TILES, WIDTH, ROWS), make_load_rows(M_TILES, VALUE_WIDTH, ROWS)
-    multiply_scores = make_multiply_nt(M_TILES, N_TILES, WIDTH, ROWS, COLUMNS, mma, RESIDENT)
-    multiply_dp = make_multiply_nt(M_TILES, N_TILES, VALUE_WIDTH, ROWS, COLUMNS, mma, RESIDENT)
-    multiply_dq = make_multiply_nn(M_TILES, STEP, WIDTH, COLUMNS, mma)
-    lanes = make_lanes(M_TILES, N_TILES)
-    apply_score, hide = make_apply_score(lanes, config.scoring, derivative=True), make_hide(lanes)
-    keep = make_keep(M_TILES, N_TILES, config.scoring.dropout)
-    weights, begin_dp = make_weights(lanes), make_start(lanes, DROPOUT)
-    derivative = make_derivative(lanes, GENERAL, DROPOUT)
-    pack_rows = make_pack(M_TILES, N_TILES, pack)
-    write_dq = make_write(M_TILES, WIDTH, ROWS, THREADS, config.dtype, config.staged)
-    clear_acc, clear_scores = make_clear(ACC_SIZE), make_clear(S_SIZE)
+    parts = make_recomputation(config, transposed=False)
+    load_q, load_dout, load_k, load_v = parts.load_own, parts.load_own_value, parts.load_next, parts.load_next_value
+    hold_q, hold_dout, warp_rows, lane_values = parts.hold_own, parts.hold_own_value, parts.warp_rows, parts.lane_values
+    scores, weights, score_gradient, keep = parts.scores, parts.weights, parts.score_gradient, parts.keep
+    pack, multiply_dq = parts.pack, parts.add_product
+    write_dq = make_write(M_TILES, WIDTH, ROWS, THREADS, config.dtype, config.staged, config.turing)
+    clear_acc = make_clear(ACC_SIZE)
 
     def read_stats(r, bases, deltas, lse, delta, lse_stride, delta_stride, row, count):
         bases[r], deltas[r] = ZERO, ZERO
@@ -74,15 +55,10 @@ def make_backward_queries(config: BackwardConfig):
     def load_tile(target, call, segment, seen_lo, seen_hi, tile):
         """A tile of k and v."""
         key = int64(tile) * COLUMNS
-        load_k(target, segment.k + key * call.k.row, call.k.row, call.k.column, call.head_dim,
+        load_k(target, segment.k + key * call.k.row, call.k.row, call.k.column, HALF * call.head_dim,
                seen_lo - key, seen_hi - key)
-        load_v(target + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, call.value_dim,
+        load_v(target + K_BYTES, segment.v + key * call.v.row, call.v.row, call.v.column, HALF * call.value_dim,
                seen_lo - key, seen_hi - key)
-
-    @device
-    def warp_rows(tile):
-        thread = ptx.thread_index()
-        return tile + (thread >> 5) * (WARP_ROWS * PANEL_ROW) + lane_down(thread)
 
     def backward_queries(back, sums, tiles):
         call = back.call
@@ -97,9 +73,10 @@ def make_backward_queries(config: BackwardConfig):
         seen_lo = max(0, segment.first)
         seen_hi = min(segment.k_length, segment.q_length + segment.last)
         lo, _, _, hi = tiles_seen(segment, block_row, block_row + ROWS, COLUMNS)
-        load_q(base, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column, call.head_dim, 0, count)
+        load_q(base, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column,
+               HALF * call.head_dim, 0, count)
         load_dout(base + Q_BYTES, query_rows(call, back.dout, place) + int64(block_row) * back.dout.row, back.dout.row,
-                  back.dout.column, call.value_dim, 0, count)
+                  back.dout.column, HALF * call.value_dim, 0, count)
         if lo < hi:
             load_tile(base + RING, call, segment, seen_lo, seen_hi, lo)
 
@@ -122,8 +99,8 @@ def make_backward_queries(config: BackwardConfig):
             if ASYNC:
                 ptx.cp_async_wait_all()
             cuda.syncthreads()
-            load_q_rows(q, warp_rows(base))
-            load_dout_rows(dout, warp_rows(base + Q_BYTES))
+            hold_q(q, warp_rows(base))
+            hold_dout(dout, warp_rows(base + Q_BYTES))
         factor = LOG2_E if GENERAL else float32(call.scale) * LOG2_E
         keep_scale = float32(call.keep_scale)
         if DROPOUT:
@@ -145,22 +122,15 @@ def make_backward_queries(config: BackwardConfig):
                     lane_row = int32(warp_row + ((thread & 31) >> 2))
                     lane_key = int32(key + 2 * (thread & 3))
                     rows = base + RING + stage + step * (STEP * PANEL_ROW)
-                    clear_scores(s)
-                    multiply_scores(s, q, warp_rows(base), rows + lane_across(thread))
-                    if GENERAL:
-                        apply_score(s, slope, call, place, segment, lane_row, lane_key)
-                    if not (warp_row + WARP_ROWS - 1 + segment.first <= key and key + STEP <= segment.k_length
-                            and key + STEP - 1 <= warp_row + segment.last):
-                        hide(s, segment, lane_row, lane_key)
+                    edge = not (warp_row + WARP_ROWS - 1 + segment.first <= key and key + STEP <= segment.k_length
+                                and key + STEP - 1 <= warp_row + segment.last)
+                    scores(s, slope, q, base, rows, call, place, segment, lane_row, lane_key, edge)
                     weights(s, bases, factor)
                     if DROPOUT:
                         keep(bits, draw, lane_row, lane_key)
-                    begin_dp(dp, deltas)
-                    multiply_dp(dp, dout, warp_rows(base + Q_BYTES),
-                                rows + K_BYTES + lane_across(ptx.thread_index()))
-                    derivative(dp, s, slope, deltas, bits, keep_scale)
-                    pack_rows(dp, p)
-                    multiply_dq(acc, p, rows + lane_down(ptx.thread_index()))
+                    score_gradient(dp, s, slope, deltas, bits, dout, base + Q_BYTES, rows + K_BYTES, keep_scale)
+                    pack(dp, p)
+                    multiply_dq(acc, p, rows + lane_values(ptx.thread_index()))
             stage = int32(STAGE_BYTES - stage)
             tile = int32(tile + 1)
 

@@ -4,8 +4,9 @@ import numpy as np
 from numbaflash.arrays import Operand, bfloat16, float16, float32
 from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.forward_sm80 import ForwardConfig
+from numbaflash.cuda.fragments import HALVES
 from numbaflash.cuda.panels import CHUNK
-from numbaflash.cuda.scores import scoring_of
+from numbaflash.cuda.scores import Scoring, scoring_of
 from numbaflash.cuda.simt_config import shared_limit
 from numbaflash.problem import Problem
 from numbaflash.segments import Q_LENGTH
@@ -87,6 +88,33 @@ FORWARD_WORDS = {
 }
 """Forward of float32 inputs."""
 
+BACKWARD_WORDS = {
+    # kind and width; of dk and dv, and of dq
+    ("tf32", 32): (4, 1, 64, 32, False, ("both",), 1),
+    ("tf32", 64): (4, 1, 32, 32, False, ("both",), 1),
+    ("tf32", 96): (4, 1, 32, 16, False, ("both",), 1),
+    ("tf32", 128): (4, 1, 16, 16, False, ("both",), 1),
+    ("tf32x3", 32): (4, 1, 64, 16, False, ("both",), 1),
+    ("tf32x3", 64): (4, 1, 32, 16, False, ("both",), 1),
+    ("tf32x3", 96): (4, 1, 32, 16, False, ("both",), 1),
+    ("tf32x3", 128): (4, 1, 16, 16, False, ("both",), 1),
+}
+"""Gradients of float32 inputs."""
+
+BACKWARD_WORDS_GENERAL = {
+    (kind, width): (*row[:5], ("both",) if width == 32 else ("dv", "dk"), *row[6:])
+    for (kind, width), row in BACKWARD_WORDS.items()
+}
+"""The same for scores with stages and for dropout: dk and dv one after the other."""
+
+BACKWARD_TURING = {
+    32: (4, 1, 64, 16, False, ("both",), 1),
+    64: (4, 1, 64, 16, False, ("both",), 1),
+    96: (4, 1, 16, 16, False, ("both",), 1),
+    128: (4, 1, 16, 16, False, ("both",), 1),
+}
+"""Gradients on sm_75."""
+
 
 REDUCING = {"scalar": (32, 64), "vector": (32, 64, 128)}
 """Widths at which blocks of keys have the registers for dq too."""
@@ -131,36 +159,18 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
     NotImplementedError
         For dtypes and head dimensions that these kernels lack.
     """
-    dtype = problem.q.dtype
-    words = dtype == float32 and problem.precision in ("tf32", "tf32x3") and not turing
-    if not (words or dtype == float16 or dtype == bfloat16) or (turing and bfloat16 in (dtype, out.dtype)):
-        raise NotImplementedError(f"{dtype} with precision={problem.precision!r} is not available on tensor cores here")
-    kind = problem.precision if words else dtype.name
+    kind = _kind(problem, out, turing)
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     width, value_width = width_of(head_dim), width_of(value_dim)
     scoring = scoring_of(problem)
-    plain = not scoring.general and not scoring.dropout
-    table = FORWARD if plain else FORWARD_GENERAL
-    if words:
-        table = {width: row for (name, width), row in FORWARD_WORDS.items() if name == kind}
-    elif turing:
+    table = FORWARD if _is_plain(scoring) else FORWARD_GENERAL
+    if turing:
         table = {width: table[width] for width in TURING}
-    if max(width, value_width) not in table:
-        raise NotImplementedError(f"head dimensions {head_dim} and {value_dim} are not available for {kind} on these "
-                                  "tensor cores")
-    warps, row_tiles, block_k, resident, blocks = table[max(width, value_width)]
-    chunks = all(in_chunks(operand) for operand in (problem.q, problem.k, problem.v))
-    whole = head_dim % 8 == 0 and value_dim % 8 == 0
-    if chunks and not turing:
-        copy = "async"
-    elif chunks and whole:
-        copy = "vector"
-    else:
-        copy = "word" if words else "element"
+    warps, row_tiles, block_k, resident, blocks = _row(FORWARD_WORDS, table, kind, max(width, value_width))
     staged = out.dtype in (float16, bfloat16, float32) and in_chunks(out) and value_dim % 8 == 0
     return ForwardConfig(
-        kind, width, value_width, warps, row_tiles, block_k, 2, resident, blocks, copy, out.dtype.name, staged,
-        turing, scoring,
+        kind, width, value_width, warps, row_tiles, block_k, 2, resident, blocks,
+        _copy(problem, kind, turing, problem.q, problem.k, problem.v), out.dtype.name, staged, turing, scoring,
     ).check()
 
 
@@ -176,30 +186,64 @@ def choose_backward(
     NotImplementedError
         For dtypes and head dimensions that these kernels lack.
     """
-    dtype = problem.q.dtype
-    if dtype not in (float16, bfloat16) or dout.dtype != dtype:
+    dtype, turing = problem.q.dtype, capability(arch) < 80
+    if dout.dtype != dtype:
         raise NotImplementedError(f"gradients of {dtype} from {dout.dtype} are not available on tensor cores")
+    kind = _kind(problem, dout, turing)
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     width, value_width = width_of(head_dim), width_of(value_dim)
     scoring = scoring_of(problem)
-    plain = not scoring.general and not scoring.dropout
-    chunks = all(in_chunks(array) for array in (problem.q, problem.k, problem.v, dout))
+    plain = _is_plain(scoring)
+    copy = _copy(problem, kind, turing, problem.q, problem.k, problem.v, dout)
     staged = all(in_chunks(array) for array in (dq, dk, dv)) and head_dim % 8 == 0 and value_dim % 8 == 0
 
     def config(row: tuple, parts: str, reduce: str = "") -> BackwardConfig:
         warps, row_tiles, columns, step, resident, _, blocks = row
         return BackwardConfig(
-            dtype.name, width, value_width, warps, row_tiles, columns, step, resident, parts, reduce, blocks,
-            "async" if chunks else "element", staged, scoring,
+            kind, width, value_width, warps, row_tiles, columns, step, resident, parts, reduce, blocks, copy, staged,
+            turing, scoring,
         ).check()
 
-    keys = (BACKWARD_KEYS if plain else BACKWARD_KEYS_GENERAL)[max(width, value_width)]
-    queries = (BACKWARD_QUERIES if plain else BACKWARD_QUERIES_GENERAL)[max(width, value_width)]
+    tables = (BACKWARD_KEYS, BACKWARD_QUERIES) if plain else (BACKWARD_KEYS_GENERAL, BACKWARD_QUERIES_GENERAL)
+    if turing:
+        tables = BACKWARD_TURING, BACKWARD_TURING
+    words = BACKWARD_WORDS if plain else BACKWARD_WORDS_GENERAL
+    keys, queries = (_row(words, table, kind, max(width, value_width)) for table in tables)
     reduce = ""
     rows = problem.segments[:, Q_LENGTH]
     even = len(rows) * rows.max(initial=0) <= 4 * rows.sum()        # the buffer has room for the longest, everywhere
-    if plain and even and not problem.deterministic:
+    if plain and even and not problem.deterministic and kind == dtype.name and not turing:
         way = "vector" if capability(arch) >= 90 else "scalar"
         if max(width, value_width) in REDUCING[way] and config(keys, "both", way).shared_bytes <= shared_limit(arch):
             reduce = way
     return [config(keys, parts, reduce) for parts in keys[5]], config(queries, "both")
+
+
+def _kind(problem: Problem, result: np.ndarray, turing: bool) -> str:
+    """Of products (a key of `fragments.HALVES`), or NotImplementedError where tensor cores here do not compute them."""
+    dtype, words = problem.q.dtype, problem.q.dtype == float32 and problem.precision in ("tf32", "tf32x3")
+    if turing and (words or bfloat16 in (dtype, result.dtype)) or not (words or dtype in (float16, bfloat16)):
+        raise NotImplementedError(f"{dtype} with precision={problem.precision!r} is not available on tensor cores here")
+    return problem.precision if words else dtype.name
+
+
+def _row(words: dict, table: dict, kind: str, width: int) -> tuple:
+    """What a table says of a width; of float32 inputs, the table `words`."""
+    key, table = ((kind, width), words) if HALVES[kind] == 2 else (width, table)
+    if key not in table:
+        raise NotImplementedError(f"head dimensions of {width} are not available for {kind} on these tensor cores")
+    return table[key]
+
+
+def _is_plain(scoring: Scoring) -> bool:
+    return not scoring.general and not scoring.dropout
+
+
+def _copy(problem: Problem, kind: str, turing: bool, *arrays: "np.ndarray | Operand") -> str:
+    """How tiles are loaded: one of `panels.COPIES`."""
+    chunks = all(in_chunks(array) for array in arrays)
+    if chunks and not turing:
+        return "async"
+    if chunks and problem.q.shape[3] % 8 == 0 and problem.v.shape[3] % 8 == 0:
+        return "vector"
+    return "word" if HALVES[kind] == 2 else "element"

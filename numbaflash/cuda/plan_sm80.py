@@ -14,8 +14,8 @@ from numbaflash.cuda.simt_plan import key_grid, query_grid
 from numbaflash.problem import Problem
 from numbaflash.segments import Q_LENGTH
 
-OLDEST = 80
-"""Compute capability from which everything here runs; of 75, only the forward in float16."""
+OLDEST = 75
+"""Compute capability from which something here runs: of 75 float16, all else from 80."""
 
 
 def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str = "sm_80") -> Plan:
@@ -38,9 +38,9 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, arch: str =
     NotImplementedError
         What tensor cores, or those of this architecture, do not compute; SIMT kernels do.
     """
-    if capability(arch) < 75:
+    if capability(arch) < OLDEST:
         raise NotImplementedError(f"{arch} has no tensor cores that these kernels use")
-    return plan_configured_forward(problem, out, lse, choose_forward(problem, out, capability(arch) < OLDEST))
+    return plan_configured_forward(problem, out, lse, choose_forward(problem, out, capability(arch) < 80))
 
 
 def plan_backward(
@@ -58,7 +58,7 @@ def plan_backward(
         What tensor cores do not compute; SIMT kernels do.
     """
     if capability(arch) < OLDEST:
-        raise NotImplementedError(f"gradients on tensor cores need sm_80 or newer, not {arch}")
+        raise NotImplementedError(f"{arch} has no tensor cores that these kernels use")
     keys, queries = choose_backward(problem, dout, dq, dk, dv, arch)
     simt = simt_plan.plan_backward(problem, dout, out, lse, dlse, dq, dk, dv, dbias, dsinks, arch)
     reducing = keys[0] if keys[0].reduce else None
@@ -71,7 +71,7 @@ def plan_backward(
     def launch(name, make, config, grid, block_rows):
         call, blocks = grid(back.call, problem, block_rows)
         buffer = (Pointer(sums), tiles) if reducing else (0, 0)
-        kernel = KernelSpec(f"backward_{name}_sm80_d{config.head_dim}_{config.dtype}", make(config),
+        kernel = KernelSpec(f"backward_{name}_sm80_d{config.head_dim}_{config.kind}", make(config),
                             (BACKWARD_CALL, types.int64, types.int32), (config.threads, config.blocks))
         arguments = (back._replace(call=call), *buffer)
         launches.append(Launch(kernel, blocks, config.threads, config.shared_bytes, arguments))

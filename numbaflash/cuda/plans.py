@@ -3,11 +3,13 @@
 =======================================  ============================================================
 what                                     on tensor cores
 =======================================  ============================================================
-float16, bfloat16                        forward and backward, from sm_80; float16 forward on sm_75
-float32 with ``precision="tf32"``        forward, from sm_80
+float16, bfloat16                        from sm_80; float16 with D and Dv up to 128 on sm_75
+float32 with ``precision="tf32"``        from sm_80, with D and Dv up to 128
 or ``"tf32x3"``
 float32 otherwise, float64               never
-D or Dv beyond 256 (tf32: 128)           never
+D or Dv beyond 256                       never
+gradients of an ``out_dtype`` that is    never
+not q's
 =======================================  ============================================================
 
 Each family of kernels says itself what it lacks, by NotImplementedError; `plan_sm80` holds the tables.

@@ -18,7 +18,7 @@ import numpy as np
 from numbaflash.arrays import FLOATING
 from numbaflash.cuda import plan_sm80, simt_plan
 from numbaflash.cuda.backward_sm80 import BackwardConfig
-from numbaflash.cuda.configs_sm80 import FORWARD_WORDS, WIDTHS, capability, choose_backward, choose_forward
+from numbaflash.cuda.configs_sm80 import BACKWARD_WORDS, FORWARD_WORDS, WIDTHS, capability, choose_backward, choose_forward
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.plan import Launch, Plan
 from numbaflash.cuda.simt_config import CLASSES
@@ -99,8 +99,9 @@ def _variants() -> Iterator[Variant]:
                 for dim in dims:
                     styles = STYLES + DETERMINISTIC * (family == "tensor" and direction == "backward")
                     yield from (Variant(family, direction, kind, dim, style) for style in styles)
-    for kind, dim in FORWARD_WORDS:
-        yield from (Variant("tensor", "forward", kind, dim, style) for style in STYLES)
+    for direction, table in zip(DIRECTIONS, (FORWARD_WORDS, BACKWARD_WORDS)):
+        for kind, dim in table:
+            yield from (Variant("tensor", direction, kind, dim, style) for style in STYLES)
 
 
 VARIANTS = {variant.name: variant for variant in _variants()}

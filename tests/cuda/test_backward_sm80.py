@@ -14,7 +14,7 @@ from numbaflash.cuda.backward_keys_sm80 import make_backward_keys
 from numbaflash.cuda.backward_queries_sm80 import make_backward_queries
 from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.compile import compile_cubin
-from numbaflash.cuda.configs_sm80 import WIDTHS, choose_backward
+from numbaflash.cuda.configs_sm80 import BACKWARD_WORDS, WIDTHS, choose_backward
 from numbaflash.cuda.plan_sm80 import plan_backward
 from numbaflash.cuda.scores import Scoring
 from numbaflash.cuda.simt_config import shared_limit
@@ -133,6 +133,41 @@ def test_rows_of_any_alignment():
     check(problem_of(inputs((1, 2, 70, 33), keys=90, value_dim=7, dtype=bf16), causal=True))
 
 
+# --- float32 inputs, and Turing -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_tf32_errs_no_more_than_plain_code_with_rounded_factors(dim):
+    report = check(problem_of(inputs((1, 2, 100, dim), keys=130, kv_heads=1, dtype=f32), precision="tf32", causal=True))
+    assert report.shared_load.conflicts == report.shared_store.conflicts == report.local_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_tf32x3_is_within_four_times_the_error_of_float32(dim):
+    problem = problem_of(inputs((1, 2, 100, dim), keys=130, dtype=f32), precision="tf32x3", causal=True)
+    *gradients, dout, dlse, _ = backward(problem)
+    exact, plain = reference.backward(problem, dout, dlse), reference.dense_backward(problem, np.dtype(f32), dout, dlse)
+    for actual, want, ordinary in zip(gradients[:3], exact, plain):
+        assert np.abs(actual - want).max() <= 4 * np.abs(ordinary - want).max()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_float32_rows_of_any_alignment_with_every_stage(precision):
+    options = mixture(2, 2, 70, 130)
+    problem = problem_of(inputs((2, 2, 70, 33), keys=130, value_dim=7, dtype=f32), precision=precision, **options)
+    check(problem, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_turing_computes_the_same_without_asynchronous_copies(dim):
+    report = check(problem_of(inputs((1, 2, 140, dim), keys=150, kv_heads=1, dtype=f16), causal=True), arch="sm_75")
+    assert report.shared_load.conflicts == report.shared_store.conflicts == report.local_bytes == 0
+
+
 # --- every configuration ------------------------------------------------------------------------------------
 
 SCORINGS = [Scoring(), Scoring(True), Scoring(False, dropout="block"), Scoring(True, "float16", "element")]
@@ -151,9 +186,9 @@ def test_every_configuration(width, scoring, dtype):
     check(problem_of(inputs((1, 2, 75, width), keys=140, dtype=dtype), causal=True, **options_for(scoring)))
 
 
-def kernels(width, scoring, arch):
-    problem = problem_of(inputs((1, 1, 8, width), dtype=bf16), **options_for(scoring))
-    arrays = [np.empty(problem.out_shape, bf16) for _ in range(4)]
+def kernels(width, scoring, arch, dtype=bf16, precision="ieee"):
+    problem = problem_of(inputs((1, 1, 8, width), dtype=dtype), precision=precision, **options_for(scoring))
+    arrays = [np.empty(problem.out_shape, dtype) for _ in range(4)]
     chosen = []
     for deterministic in (True, False):
         problem = problem._replace(deterministic=deterministic)
@@ -162,8 +197,8 @@ def kernels(width, scoring, arch):
     return [*chosen, (make_backward_queries, queries)]
 
 
-def assert_clean(width, scoring, arch):
-    for make, config in kernels(width, scoring, arch):
+def assert_clean(width, scoring, arch, *kind):
+    for make, config in kernels(width, scoring, arch, *kind):
         resources = compile_cubin(make(config), (BACKWARD_CALL, types.int64, types.int32), arch,
                                   launch_bounds=(config.threads, config.blocks)).resources
         assert (resources.stack, resources.spill_stores, resources.spill_loads) == (0, 0, 0), f"{config} on {arch}"
@@ -185,23 +220,36 @@ def test_every_kernel_uses_no_local_memory(width, scoring, arch):
     assert_clean(width, scoring, arch)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("width", [32, 64, 96, 128])
+def test_every_turing_kernel_uses_no_local_memory(width, scoring):
+    assert_clean(width, scoring, "sm_75", f16)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("kind, width", BACKWARD_WORDS)
+@pytest.mark.parametrize("scoring", [SCORINGS[0], SCORINGS[-1]])
+def test_every_float32_kernel_uses_no_local_memory(width, scoring, kind, arch):
+    assert_clean(width, scoring, arch, f32, kind)
+
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_what_these_kernels_lack_is_said():
-    for dtype, dim in ((f32, 64), (bf16, 257)):
-        problem = problem_of(inputs((1, 1, 4, dim), dtype=dtype))
-        x = np.empty(problem.out_shape, dtype)
-        with pytest.raises(NotImplementedError):
-            choose_backward(problem, x, x, x, x)
-    problem = problem_of(inputs((1, 1, 4, 64), dtype=f16))
-    x, lse = np.empty(problem.out_shape, f16), np.empty(problem.out_shape[:3], f32)
-    with pytest.raises(NotImplementedError, match="sm_80"):
-        plan_backward(problem, x, x, lse, None, x, x, x, None, None, "sm_75")
+@pytest.mark.parametrize("dtype, dim, arch, precision", [
+    (f32, 64, "sm_80", "ieee"), (bf16, 257, "sm_80", "ieee"), (f32, 129, "sm_80", "tf32"), (f32, 64, "sm_75", "tf32"),
+    (bf16, 64, "sm_75", "ieee"), (f16, 129, "sm_75", "ieee")])
+def test_what_these_kernels_lack_is_said(dtype, dim, arch, precision):
+    problem = problem_of(inputs((1, 1, 4, dim), dtype=dtype), precision=precision)
+    x, lse = np.empty(problem.out_shape, dtype), np.empty(problem.out_shape[:3], f32)
+    with pytest.raises(NotImplementedError, match="not available"):
+        plan_backward(problem, x, x, lse, None, x, x, x, None, None, arch)
 
 
 @pytest.mark.parametrize("change", [
-    dict(dtype="float32"), dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(columns=40), dict(step=24),
+    dict(kind="float32"), dict(turing=True), dict(kind="tf32", reduce="scalar"), dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(columns=40), dict(step=24),
     dict(copy="guess"), dict(parts="dq")])
 def test_configurations_check_themselves(change):
     with pytest.raises(ValueError):
