@@ -1,7 +1,8 @@
 """``bench.py kernels --sass``: what the tensor-core kernels execute per tile, and the bound that follows.
 
-Every kernel is compiled and disassembled; the instructions of its main loop, for one tile, are counted by the unit that
-executes them (`sass`, `pipes`).  The bound of a pass is that of all its kernels one after the other.
+Every kernel is compiled and disassembled; the instructions of its main loop, for one tile, are counted by the
+unit that executes them (`sass`, `pipes`).  The bound of a pass is that of all its kernels one after the
+other.
 """
 
 import argparse
@@ -24,9 +25,12 @@ from .sass import SassError, disassemble, tile_path
 PATTERNS = tuple(
     f"tensor-{rest}"
     for dim in (64, 128)
-    for rest in (f"forward-bfloat16-d{dim}-plain", f"backward-bfloat16-d{dim}-plain",
-                 f"backward-bfloat16-d{dim}-deterministic")
-)  # fmt: skip
+    for rest in (
+        f"forward-bfloat16-d{dim}-plain",
+        f"backward-bfloat16-d{dim}-plain",
+        f"backward-bfloat16-d{dim}-deterministic",
+    )
+)
 """What is counted without ``--filter``."""
 ARCHES = ("sm_80", "sm_90a")
 
@@ -77,7 +81,8 @@ class Tile(NamedTuple):
 def tile_of(config: ForwardConfig | BackwardConfig) -> Tile:
     """The tile of a configuration.
 
-    Forward: S and P V.  Backward: S = Q K^T and dP = dO V^T again, and dV, dK and dQ where the kernel makes them.
+    Forward: S and P V.  Backward: S = Q K^T and dP = dO V^T again, and dV, dK and dQ where the kernel makes
+    them.
     """
     d, dv = config.head_dim, config.value_dim
     if isinstance(config, ForwardConfig):
@@ -85,7 +90,9 @@ def tile_of(config: ForwardConfig | BackwardConfig) -> Tile:
         dims *= 3 if config.kind == "tf32x3" else 1
         return Tile(pairs, 2 * pairs * dims, f"{config.block_q}x{config.block_k}")
     pairs = config.block_rows * config.columns
-    keys = {"both": 2 * d + 2 * dv, "dv": d + dv, "dk": 2 * d + dv}[config.parts] + (d if config.reduce else 0)
+    keys = {"both": 2 * d + 2 * dv, "dv": d + dv, "dk": 2 * d + dv}[config.parts] + (
+        d if config.reduce else 0
+    )
     return Tile(pairs, 2 * pairs * keys, f"{config.block_rows}x{config.columns}")
 
 
@@ -111,8 +118,13 @@ def measure(kernel: variants.Kernel) -> dict[str, Any]:
     gpu, variant, spec = GPUS[kernel.arch], variants.VARIANTS[kernel.variant], kernel.planned.kernel
     config = variants.configurations(kernel.variant, kernel.arch)[kernel.launch]
     tile = queries_tile_of(config) if "queries" in spec.name else tile_of(config)
-    cubin = compile_cubin(spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds,
-                          max_registers=spec.max_registers)  # fmt: skip
+    cubin = compile_cubin(
+        spec.function,
+        tuple(spec.signature),
+        kernel.arch,
+        launch_bounds=spec.launch_bounds,
+        max_registers=spec.max_registers,
+    )
     try:
         path, tiles = tile_path(disassemble(cubin.code), matrix_flops, tile.flops // config.warps)
     except SassError as error:
@@ -156,10 +168,17 @@ def passes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         plain = row["style"] == "plain" and not variants.VARIANTS[variant].kind.startswith("tf32")
         goal = GOALS.get((arch, row["direction"], row["dim"])) if plain else None
         peak = gpu.tensor * gpu.multiprocessors * gpu.ghz / 1e3
-        found.append({
-            "gpu": gpu.name, "arch": arch, "variant": variant, "bound": bound, "percent": 100 * bound / peak,
-            "goal": goal, "verdict": "" if goal is None else "ok" if bound >= goal else "too low",
-        })  # fmt: skip
+        found.append(
+            {
+                "gpu": gpu.name,
+                "arch": arch,
+                "variant": variant,
+                "bound": bound,
+                "percent": 100 * bound / peak,
+                "goal": goal,
+                "verdict": "" if goal is None else "ok" if bound >= goal else "too low",
+            }
+        )
     return found
 
 
@@ -174,17 +193,24 @@ def chosen(arguments: argparse.Namespace) -> list[variants.Kernel]:
     unknown = [arch for arch in arguments.arch or () if arch not in GPUS]
     if unknown:
         raise report.UsageError(f"--sass knows the rates of {', '.join(GPUS)}, not of {', '.join(unknown)}")
-    names = [name for name in variants.select(tuple(arguments.filter or PATTERNS))
-             if variants.VARIANTS[name].family == "tensor"]  # fmt: skip
+    names = [
+        name
+        for name in variants.select(tuple(arguments.filter or PATTERNS))
+        if variants.VARIANTS[name].family == "tensor"
+    ]
     kernels = []
     for arch in arguments.arch or (ARCHES[1:] if arguments.quick else ARCHES):
         for name in names:
             try:
-                kernels += [variants.Kernel(name, number, arch) for number in variants.configurations(name, arch)]
+                kernels += [
+                    variants.Kernel(name, number, arch) for number in variants.configurations(name, arch)
+                ]
             except NotImplementedError:
                 continue
     if not kernels:
-        raise report.UsageError(f"--sass: no kernel of tensor cores matches {' '.join(arguments.filter or PATTERNS)}")
+        raise report.UsageError(
+            f"--sass: no kernel of tensor cores matches {' '.join(arguments.filter or PATTERNS)}"
+        )
     return kernels
 
 
@@ -200,8 +226,10 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     print("\nclocks of a multiprocessor per tile, by unit, and the bound of each kernel's own operations:\n")
     _show(CLOCK_COLUMNS, rows)
     whole = passes(rows)
-    print("\nbounds of whole passes: 4 D operations per pair forward, 10 D backward; what goes over rows once, as delta,\n"
-          "is not counted:\n")  # fmt: skip
+    print(
+        "\nbounds of whole passes: 4 D operations per pair forward, 10 D backward; what runs over rows once\n"
+        "is not counted:\n"
+    )
     _show(PASS_COLUMNS, whole)
     unknown = sorted({opcode for row in rows for opcode in row["unknown"]})
     if unknown:
@@ -221,11 +249,17 @@ def _show(columns: tuple[report.Column, ...], rows: list[dict[str, Any]]) -> Non
 def plot(rows: list[dict[str, Any]], path: str) -> None:
     """Clocks by unit, as shares of the busiest, a group of bars for each kernel."""
     kernels = [row for row in rows if "clocks" in row]
-    figure, (axis,) = report.axes("Clocks per tile, share of the busiest unit", size=(10, 0.5 * len(kernels) + 2))
+    figure, (axis,) = report.axes(
+        "Clocks per tile, share of the busiest unit", size=(10, 0.5 * len(kernels) + 2)
+    )
     palette = (report.BLUE, report.ORANGE, report.GREEN, report.GREY)
     for number, unit in enumerate(("tensor", "shared", "issue", "alu")):
         heights = [row[f"clocks_{unit}"] / row["clocks"] for row in kernels]
-        axis.barh([n + 0.2 * number for n in range(len(kernels))], heights, 0.18, color=palette[number], label=unit)
-    axis.set_yticks([n + 0.3 for n in range(len(kernels))], [f"{r['gpu']} {r['kernel']}" for r in kernels], fontsize=7)
+        axis.barh(
+            [n + 0.2 * number for n in range(len(kernels))], heights, 0.18, color=palette[number], label=unit
+        )
+    axis.set_yticks(
+        [n + 0.3 for n in range(len(kernels))], [f"{r['gpu']} {r['kernel']}" for r in kernels], fontsize=7
+    )
     report.legend(figure, [axis])
     report.save_picture(figure, path)

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from . import environment, report
 
-SUBCOMMANDS = ("cpu", "accuracy", "memory", "kernels", "traffic")
+SUBCOMMANDS = ("cpu", "accuracy", "memory", "kernels", "traffic", "gpu")
 """Modules with HELP, add_arguments(parser), run(arguments) -> (rows, good) and plot(rows, path)."""
 
 EPILOG = """\
@@ -19,6 +19,8 @@ examples:
   bench.py memory --plot memory.png                 peak memory against length, as a picture
   bench.py kernels --arch sm_90a --filter '*-d64-*' registers and spills of some CUDA kernels
   bench.py kernels --sass                           instructions per tile by unit, and the bound that follows
+  bench.py gpu --out results                        everything on a GPU: checks, timings, a picture
+  bench.py gpu --make-bundle kernels.bundle         its kernels, compiled here for a machine with only a driver
   bench.py traffic                                  bytes moved, counted, and what texts claim about them
 
 Each run prints machine, versions, threads and the path of the package it measures.

@@ -5,11 +5,11 @@ Tables, and the one formula: a tile cannot take less time than the busiest unit 
     cycles(unit) = warps * sum over instructions of what each costs the unit
     bound        = operations of a tile / max over units of cycles * multiprocessors * clock
 
-Everything overlaps perfectly in this model: latencies, barriers, waves and what lies outside the main loop are left
-out.  It says what a kernel cannot exceed, and which unit to relieve; not what it will reach.
+Everything overlaps perfectly in this model: latencies, barriers, waves and what lies outside the main loop
+are left out.  It says what a kernel cannot exceed, and which unit to relieve; not what it will reach.
 
-Rates are results per clock and multiprocessor: from the throughput table of the CUDA programming guide and the data
-sheets, but for those marked as assumed in `GPUS`.
+Rates are results per clock and multiprocessor: from the throughput table of the CUDA programming guide and
+the data sheets, but for those marked as assumed in `GPUS`.
 """
 
 import re
@@ -71,7 +71,20 @@ GPUS = {
 SHARED_BYTES, TRANSCENDENTAL, INTEGER, UNIFORM, ADDRESSES, ISSUE = 128, 16, 64, 64, 32, 4
 """Rates that all of these have in common: of shared memory, MUFU, comparisons and logic, ..., instructions issued."""
 
-UNITS = ("tensor", "shared", "issue", "mufu", "fp32", "imad", "alu", "lsu", "l2", "reductions", "uniform", "fp64")
+UNITS = (
+    "tensor",
+    "shared",
+    "issue",
+    "mufu",
+    "fp32",
+    "imad",
+    "alu",
+    "lsu",
+    "l2",
+    "reductions",
+    "uniform",
+    "fp64",
+)
 UNIT_HELP = {
     "tensor": "matrix products",
     "shared": f"shared memory and shuffles, {SHARED_BYTES} bytes a clock",
@@ -120,15 +133,13 @@ RULES = (
     _rule(
         r"FMNMX3?|FSEL|FSETP|FCHK|FSET|F2FP|F2IP|I2FP|I2IP|IADD3?|VIADD|VIADDMNMX|VIMNMX3?|IMNMX|IABS|ISETP|ISCADD"
         r"|LOP3|LOP|SHF|SHL|SHR|LEA|SEL|PRMT|BMSK|SGXT|MOV|MOVM|PLOP3|P2R|R2P|CS2R|VABSDIFF4?|VOTE|VHMNMX",
-        "ALU",
-        "alu",
+        "ALU", "alu",
     ),
     _rule(r"R2UR|VOTEU|REDUX|S2UR|U[A-Z][A-Z0-9]*", "UNI", "uniform"),
     _rule(r"LDC|LDCU|S2R", "CONST", "lsu"),
     _rule(
         r"BRA|BRX|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BMOV|WARPSYNC|BAR|DEPBAR|LDGDEPBAR|NOP|YIELD|NANOSLEEP|MEMBAR|ERRBAR"
-        r"|CCTL|CCTLL|SYNCS|WARPGROUP|ELECT|ACQBULK|ENDCOLLECTIVE|LEPC|KILL|JMP|JMX|MATCH|PREEXIT",
-        "CTRL",
+        r"|CCTL|CCTLL|SYNCS|WARPGROUP|ELECT|ACQBULK|ENDCOLLECTIVE|LEPC|KILL|JMP|JMX|MATCH|PREEXIT", "CTRL",
     ),
 )
 GROUPS = tuple(dict.fromkeys(rule.group for rule in RULES))
@@ -137,9 +148,15 @@ OTHER = "OTHER"
 
 _SHAPE = re.compile(r"\.(1684|1688|16816|16832|16864|884|8816|8832)(?:\.|$)")
 _SHAPES = {
-    "884": (8, 8, 4), "1684": (16, 8, 4), "1688": (16, 8, 8), "16816": (16, 8, 16), "16832": (16, 8, 32),
-    "16864": (16, 8, 64), "8816": (8, 8, 16), "8832": (8, 8, 32),
-}  # fmt: skip
+    "884": (8, 8, 4),
+    "1684": (16, 8, 4),
+    "1688": (16, 8, 8),
+    "16816": (16, 8, 16),
+    "16832": (16, 8, 32),
+    "16864": (16, 8, 64),
+    "8816": (8, 8, 16),
+    "8832": (8, 8, 32),
+}
 _WIDTH = re.compile(r"\.(8|16|32|64|128|U8|S8|U16|S16)(?=\.|$)")
 _MATRICES = re.compile(r"\.(4|2)(?:\.|$)")
 
@@ -187,9 +204,14 @@ def _cost(instruction: Instruction, unit: str, gpu: Gpu) -> float:
     if unit in ("l2", "reductions"):
         return bytes_of(instruction) / getattr(gpu, unit)
     rates = {
-        "mufu": TRANSCENDENTAL, "fp32": gpu.fp32, "imad": INTEGER, "alu": INTEGER, "lsu": ADDRESSES,
-        "uniform": UNIFORM, "fp64": gpu.fp64,
-    }  # fmt: skip
+        "mufu": TRANSCENDENTAL,
+        "fp32": gpu.fp32,
+        "imad": INTEGER,
+        "alu": INTEGER,
+        "lsu": ADDRESSES,
+        "uniform": UNIFORM,
+        "fp64": gpu.fp64,
+    }
     return WARP / rates[unit]
 
 

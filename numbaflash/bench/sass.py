@@ -1,8 +1,9 @@
 """Machine code as text, and the instructions of one pass of a kernel's main loop.
 
-A kernel's main loop is the outermost one that holds matrix instructions.  Its *steady path* is what a warp executes for
-a tile that is neither masked nor the last: of all ways through the body the one with the most matrix instructions, then
-the most copies to shared memory (the next tile's), then the fewest instructions (no masking).
+A kernel's main loop is the outermost one that holds matrix instructions.  Its *steady path* is what a warp
+executes for a tile that is neither masked nor the last: of all ways through the body the one with the most
+matrix instructions, then the most copies to shared memory (the next tile's), then the fewest instructions (no
+masking).
 """
 
 import re
@@ -83,7 +84,9 @@ def find_nvdisasm() -> str:
                 return str(file.locate())
     found = shutil.which("nvdisasm")
     if found is None:
-        raise UsageError(f"reading machine code needs nvdisasm: pip install {WHEELS[0]}, or 'numbaflash[emulator]'")
+        raise UsageError(
+            f"reading machine code needs nvdisasm: pip install {WHEELS[0]}, or 'numbaflash[emulator]'"
+        )
     return found
 
 
@@ -194,7 +197,9 @@ def _dominators(blocks: list[Block], before: list[list[int]]) -> dict[int, set[i
     while changed:
         changed = False
         for number in sorted(reached - {0}):
-            common = set.intersection(*(dominators[one] for one in before[number] if one in reached)) | {number}
+            common = set.intersection(*(dominators[one] for one in before[number] if one in reached)) | {
+                number
+            }
             if common != dominators[number]:
                 dominators[number], changed = common, True
     return dominators
@@ -210,8 +215,8 @@ def tile_path(text: str, flops: Callable[[Instruction], int], expected: int) -> 
     flops : callable
         Operations of a matrix instruction, for a whole warp.
     expected : int
-        Operations of a warp for one tile.  Loops within the main loop that hold matrix instructions are taken to
-        run as often as it needs to get there.
+        Operations of a warp for one tile.  Loops within the main loop that hold matrix instructions are taken
+        to run as often as it needs to get there.
 
     Raises
     ------
@@ -226,8 +231,11 @@ def tile_path(text: str, flops: Callable[[Instruction], int], expected: int) -> 
         return sum(times * flops(one) for one, times in path.instructions if MATRIX.match(one.opcode))
 
     def has_matrix(loop: Loop) -> bool:
-        return any(MATRIX.match(instructions[n].opcode) for b in loop.blocks
-                   for n in range(blocks[b].first, blocks[b].last))
+        return any(
+            MATRIX.match(instructions[n].opcode)
+            for b in loop.blocks
+            for n in range(blocks[b].first, blocks[b].last)
+        )
 
     main = next((loop for loop in loops if has_matrix(loop)), None)
     if main is None:
@@ -243,13 +251,19 @@ def tile_path(text: str, flops: Callable[[Instruction], int], expected: int) -> 
     path = _steady(instructions, blocks, main, tops, {loop.head: passes for loop in tops})
     tiles, left = divmod(work(path), expected)
     if rest or left or tiles < 1 or passes < 1:
-        raise SassError(f"a pass of the main loop makes {work(once)} operations per warp, {repeated} of them in inner "
-                        f"loops; {expected} per tile do not fit")
+        raise SassError(
+            f"a pass of the main loop makes {work(once)} operations per warp, {repeated} of them in inner "
+            f"loops; {expected} per tile do not fit"
+        )
     return path, tiles
 
 
 def _steady(
-    instructions: list[Instruction], blocks: list[Block], loop: Loop, inner: Iterable[Loop], passes: dict[int, int]
+    instructions: list[Instruction],
+    blocks: list[Block],
+    loop: Loop,
+    inner: Iterable[Loop],
+    passes: dict[int, int],
 ) -> Path:
     """The best way from a loop's head to one of its tails; inner loops count as one step, `passes` times over."""
     owner = {number: one for one in inner for number in one.blocks}
@@ -266,14 +280,14 @@ def _steady(
             leaving = [f for b in one.blocks for f in blocks[b].following if f not in one.blocks]
             return _value(listed), listed, tuple(dict.fromkeys(leaving))
         block = blocks[number]
-        listed = [(instruction, 1) for instruction in instructions[block.first:block.last]]
+        listed = [(instruction, 1) for instruction in instructions[block.first : block.last]]
         return _value(listed), listed, block.following
 
     def enter(number: int) -> tuple:
         """Best value and instructions from here to the end of the pass; None where no way leads there."""
         if number in best:
             return best[number]
-        best[number] = None                                     # on the way: a cycle that is no loop leads nowhere
+        best[number] = None  # on the way: a cycle that is no loop leads nowhere
         value, listed, following = step(number)
         own = owner[number].blocks if number in owner else {number}
         choices = [((0, 0, 0), [])] if own & set(loop.tails) else []

@@ -2,7 +2,8 @@
 
 `compile_ptx` gives the text that the emulator runs, `compile_cubin` the machine code that a driver loads and
 what the assembler said about it (`Resources`).  Both keep results in memory and on disk; a *bundle* carries
-machine code to a computer that has only a driver.
+machine code to a computer that has only a driver: `save_bundle` here, and there `load_bundle`, or its path in the
+environment variable ``NUMBAFLASH_BUNDLE``.
 
 >>> from numba import cuda, types
 >>> @cuda.jit
@@ -12,7 +13,9 @@ machine code to a computer that has only a driver.
 >>> cubin.resources.registers, cubin.resources.spill_stores            # doctest: +SKIP
 (8, 0)
 """
+import functools
 import importlib.util
+import os
 import re
 import threading
 from collections.abc import Iterable
@@ -249,11 +252,13 @@ def _cached(request, build, to_record, from_record):
     name = identity or (request.kind, request.function, request.signature, request.arch,
                         str(sorted(request.options.items())))
     with _lock:
+        if name not in _memory:
+            _load_named_bundle()
         if name in _memory:
             return _memory[name]
         require_numba_cuda()
         keep = identity and not fingerprint.sources_edited()
-        key = fingerprint.digest(identity, fingerprint.toolchain()) if keep else None
+        key = fingerprint.digest(identity, _toolchain()) if keep else None
         record = store.read(key) if key else None
         if record is None:
             result = build(request, identity)
@@ -263,6 +268,20 @@ def _cached(request, build, to_record, from_record):
             result = from_record(*record)
         _memory[name] = result
         return result
+
+
+def _toolchain() -> str:
+    from numbaflash.cuda.inlining import naming_what_is_missing
+
+    with naming_what_is_missing():
+        return fingerprint.toolchain()
+
+
+@functools.cache
+def _load_named_bundle() -> None:
+    path = os.environ.get("NUMBAFLASH_BUNDLE")
+    if path:
+        load_bundle(path)
 
 
 def _numba_arguments(request) -> dict:

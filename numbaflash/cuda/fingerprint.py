@@ -17,6 +17,9 @@ from numba.core import types
 PACKAGE = __name__.partition(".")[0]
 TRUSTED = {PACKAGE, "numba", "numba_cuda", "llvmlite", "numpy", "math", "operator", "builtins", "cuda"}
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.dtype, types.Type)
+HOW_NUMBA_LINKS = {"lto"}
+"""Options of a dispatcher whose default depends on the libraries that are installed, and not what `compile` makes: a
+machine with only a driver must ask for the same kernels as the one that compiled them."""
 IMPORTED = time.time()
 
 
@@ -105,7 +108,8 @@ def _describe(value: object, lines: bool, seen: dict) -> str:
         return _describe_function(value, lines, seen)
     if isinstance(getattr(value, "py_func", None), python_types.FunctionType):          # a dispatcher
         options = getattr(value, "targetoptions", {})
-        plain = {name: option for name, option in options.items() if isinstance(option, CONSTANTS)}
+        plain = {name: option for name, option in options.items()
+                 if isinstance(option, CONSTANTS) and name not in HOW_NUMBA_LINKS}
         return digest(type(value).__name__, _describe(plain, lines, seen),
                       _describe(value.py_func, lines, seen))
     if isinstance(getattr(value, "__wrapped__", None), python_types.FunctionType):      # an intrinsic

@@ -22,17 +22,8 @@ class _Target(NamedTuple):
 
 
 @contextmanager
-def compiling_for(capability: tuple) -> Iterator[None]:
-    """Let Numba compile device functions for an architecture, whatever device there is, or none.
-
-    Raises
-    ------
-    ImportError
-        Where the compiler's libraries are missing; says which extra brings them.
-    """
-    module = numba.cuda.dispatcher
-    current = module.get_current_device
-    module.get_current_device = lambda: _Target(capability)
+def naming_what_is_missing() -> Iterator[None]:
+    """Raise ImportError where the compiler's libraries are missing; it says which extra brings them."""
     try:
         yield
     except RuntimeError as error:
@@ -41,7 +32,24 @@ def compiling_for(capability: tuple) -> Iterator[None]:
         raise ImportError(
             "compiling CUDA kernels needs NVIDIA's compiler libraries, which pip brings: "
             "pip install 'numbaflash[emulator]' to run them in the emulator, "
-            "numbaflash[cuda13] or numbaflash[cuda12] for a GPU"
+            "numbaflash[cuda13] or numbaflash[cuda12] for a GPU; or take compiled ones from a bundle (NUMBAFLASH_BUNDLE)"
         ) from error
+
+
+@contextmanager
+def compiling_for(capability: tuple) -> Iterator[None]:
+    """Let Numba compile device functions for an architecture, whatever device there is, or none.
+
+    Raises
+    ------
+    ImportError
+        As `naming_what_is_missing`.
+    """
+    module = numba.cuda.dispatcher
+    current = module.get_current_device
+    module.get_current_device = lambda: _Target(capability)
+    try:
+        with naming_what_is_missing():
+            yield
     finally:
         module.get_current_device = current

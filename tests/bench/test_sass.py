@@ -100,12 +100,15 @@ def test_work_that_does_not_fit_a_tile_is_an_error(text, expected):
         counted(text, expected)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("EXIT", "no loop holds matrix instructions"),
-    ("BRA `(.L_x_7)", "branch to nowhere"),
-    ("BRA R4", "branch without a target"),
-    (".L_x_0", "no instructions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("EXIT", "no loop holds matrix instructions"),
+        ("BRA `(.L_x_7)", "branch to nowhere"),
+        ("BRA R4", "branch without a target"),
+        (".L_x_0", "no instructions"),
+    ],
+)
 def test_text_that_is_no_kernel_is_an_error(text, message):
     with pytest.raises(sass.SassError, match=message):
         counted(text, 1)
@@ -200,8 +203,15 @@ def test_the_legend_prints_formula_and_rates():
 
 def row_of(variant: str, clocks: float, pairs: int) -> dict:
     one = variants.VARIANTS[variant]
-    return {"arch": "sm_90a", "variant": variant, "direction": one.direction, "dim": one.dim, "style": one.style,
-            "clocks": clocks, "pairs": pairs}  # fmt: skip
+    return {
+        "arch": "sm_90a",
+        "variant": variant,
+        "direction": one.direction,
+        "dim": one.dim,
+        "style": one.style,
+        "clocks": clocks,
+        "pairs": pairs,
+    }
 
 
 def test_kernels_of_a_pass_run_one_after_the_other():
@@ -236,10 +246,13 @@ def test_tiles_hold_the_products_of_their_kernels(name):
     assert products in ({2, 6} if variant.direction == "forward" else {5, 5 + again, 5 + again + 1})
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--arch", "sm_100a"], "not of sm_100a"),
-    (["--filter", "simt-*"], "no kernel of tensor cores matches simt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--arch", "sm_100a"], "not of sm_100a"),
+        (["--filter", "simt-*"], "no kernel of tensor cores matches simt"),
+    ],
+)
 def test_what_cannot_be_counted_is_told_before_compiling(arguments, message):
     with pytest.raises(report.UsageError, match=re.escape(message)):
         bounds.chosen(cli.parser().parse_args(["kernels", "--sass", *arguments]))
@@ -247,15 +260,25 @@ def test_what_cannot_be_counted_is_told_before_compiling(arguments, message):
 
 def test_default_kernels_cover_both_passes_and_widths():
     found = bounds.chosen(cli.parser().parse_args(["kernels", "--sass"]))
-    for (arch, direction, dim) in bounds.GOALS:
-        assert any(one.arch == arch and variants.VARIANTS[one.variant].direction == direction
-                   and variants.VARIANTS[one.variant].dim == dim for one in found)  # fmt: skip
+    for arch, direction, dim in bounds.GOALS:
+        assert any(
+            one.arch == arch
+            and variants.VARIANTS[one.variant].direction == direction
+            and variants.VARIANTS[one.variant].dim == dim
+            for one in found
+        )
 
 
 @pytest.mark.slow
 def test_a_real_kernel_is_counted_whole():
-    (kernel,) = [one for one in bounds.chosen(cli.parser().parse_args(
-        ["kernels", "--sass", "--arch", "sm_80", "--filter", "tensor-forward-float16-d64-plain"]))]  # fmt: skip
+    (kernel,) = [
+        one
+        for one in bounds.chosen(
+            cli.parser().parse_args(
+                ["kernels", "--sass", "--arch", "sm_80", "--filter", "tensor-forward-float16-d64-plain"]
+            )
+        )
+    ]
     row = bounds.measure(kernel)
     config = variants.configurations(kernel.variant, kernel.arch)[0]
     per_warp = 4 * config.block_q * config.block_k * 64 // config.warps
