@@ -1,9 +1,8 @@
 """How large the terms of a result are: what every order of summation may lose of it.
 
-Part of the project's numeric rule: an error may be ``factor * err_plain + 4 * eps * max|exact| + u *
-magnitude``, u the eps of the accumulator and ``magnitude`` the same result with all its terms taken as
-absolute values.  The last term matters only where terms cancel, or where there are so few that plain code is
-exact by luck.
+Part of the project's numeric rule: an error may be ``factor * err_plain + 4 * eps * max|exact| + u * magnitude``,
+u the eps of the accumulator and ``magnitude`` the same result with all its terms taken as absolute values.  The
+last term matters only where terms cancel, or where there are so few that plain code is exact by luck.
 """
 
 import ml_dtypes
@@ -52,10 +51,12 @@ def backward_magnitudes(problem: Problem, dout, dlse) -> tuple[float, ...]:
         for head in reference.heads(problem, np.dtype(np.float64)):
             do = np.abs(dout[head.rows].astype(np.float64))
             p, p_sink, row_lse, score = _probabilities(head)
-            # P is recomputed from an lse that was rounded when it was stored: half an eps of it, whatever the
-            code stored = 0.5 * np.where(np.isfinite(row_lse), np.abs(row_lse), 0.0) growth = (1 +
-            score.max(axis=1, initial=0.0) + stored)[:, None] out = _visible_sum(head.dropout * p,
-            head.visible, np.abs(head.v)) delta = (do * out).sum(axis=1) if dlse is not None:
+            # P is recomputed from an lse that was rounded when it was stored: half an eps, whatever the code
+            stored = 0.5 * np.where(np.isfinite(row_lse), np.abs(row_lse), 0.0)
+            growth = (1 + score.max(axis=1, initial=0.0) + stored)[:, None]
+            out = _visible_sum(head.dropout * p, head.visible, np.abs(head.v))
+            delta = (do * out).sum(axis=1)
+            if dlse is not None:
                 delta = delta + np.abs(dlse[head.rows].astype(np.float64))
             dp = (do @ np.abs(head.v).T) * head.dropout
             ds = np.where(head.visible, p * (dp + delta[:, None]) * growth, 0)

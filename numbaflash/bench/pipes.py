@@ -69,7 +69,7 @@ GPUS = {
 """By architecture."""
 
 SHARED_BYTES, TRANSCENDENTAL, INTEGER, UNIFORM, ADDRESSES, ISSUE = 128, 16, 64, 64, 32, 4
-"""Rates that all of these have in common: of shared memory, MUFU, comparisons and logic, ..., instructions issued."""
+"""Rates that all of these have in common."""
 
 UNITS = (
     "tensor",
@@ -131,15 +131,17 @@ RULES = (
     _rule(r"IMAD|IDP|IMUL|XMAD", "IMAD", "imad", "fp32"),
     _rule(r"DFMA|DADD|DMUL|DSETP|DMNMX", "FP64", "fp64"),
     _rule(
-        r"FMNMX3?|FSEL|FSETP|FCHK|FSET|F2FP|F2IP|I2FP|I2IP|IADD3?|VIADD|VIADDMNMX|VIMNMX3?|IMNMX|IABS|ISETP|ISCADD"
-        r"|LOP3|LOP|SHF|SHL|SHR|LEA|SEL|PRMT|BMSK|SGXT|MOV|MOVM|PLOP3|P2R|R2P|CS2R|VABSDIFF4?|VOTE|VHMNMX",
-        "ALU", "alu",
+        r"FMNMX3?|FSEL|FSETP|FCHK|FSET|F2FP|F2IP|I2FP|I2IP|IADD3?|VIADD|VIADDMNMX|VIMNMX3?|IMNMX|IABS"
+        r"|ISETP|ISCADD|LOP3|LOP|SHF|SHL|SHR|LEA|SEL|PRMT|BMSK|SGXT|MOV|MOVM|PLOP3|P2R|R2P|CS2R|VOTE",
+        "ALU",
+        "alu",
     ),
     _rule(r"R2UR|VOTEU|REDUX|S2UR|U[A-Z][A-Z0-9]*", "UNI", "uniform"),
     _rule(r"LDC|LDCU|S2R", "CONST", "lsu"),
     _rule(
-        r"BRA|BRX|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BMOV|WARPSYNC|BAR|DEPBAR|LDGDEPBAR|NOP|YIELD|NANOSLEEP|MEMBAR|ERRBAR"
-        r"|CCTL|CCTLL|SYNCS|WARPGROUP|ELECT|ACQBULK|ENDCOLLECTIVE|LEPC|KILL|JMP|JMX|MATCH|PREEXIT", "CTRL",
+        r"BRA|BRX|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BMOV|WARPSYNC|BAR|DEPBAR|LDGDEPBAR|NOP|YIELD|NANOSLEEP"
+        r"|MEMBAR|ERRBAR|CCTL|CCTLL|SYNCS|WARPGROUP|ELECT|ACQBULK|ENDCOLLECTIVE|KILL|JMP|JMX|MATCH|PREEXIT",
+        "CTRL",
     ),
 )
 GROUPS = tuple(dict.fromkeys(rule.group for rule in RULES))
@@ -263,13 +265,14 @@ def legend(gpus: Iterable[Gpu]) -> str:
     lines = [
         "clocks(unit) = warps * sum of what each instruction of the loop costs the unit;",
         "bound = operations of a tile / clocks of the busiest unit * multiprocessors * clock.",
-        "Perfect overlap: no latency, no barrier, nothing outside the main loop. Rates, per multiprocessor and clock:",
+        "Perfect overlap: no latency, no barrier, nothing outside the main loop.",
+        "Rates, per multiprocessor and clock:",
     ]
     for gpu in gpus:
         lines.append(
-            f"  {gpu.name} ({gpu.arch}): {gpu.multiprocessors} at {gpu.ghz} GHz; mma.sync {gpu.tensor:.0f} FLOP of "
-            f"float16, half of that for tf32; fp32 {gpu.fp32:.0f}, fp64 {gpu.fp64:.0f}; L2 {gpu.l2} bytes, "
-            f"reductions {gpu.reductions} bytes (assumed)"
+            f"  {gpu.name} ({gpu.arch}): {gpu.multiprocessors} at {gpu.ghz} GHz; mma.sync {gpu.tensor:.0f} "
+            f"FLOP of float16, half of that for tf32; fp32 {gpu.fp32:.0f}, fp64 {gpu.fp64:.0f}; L2 {gpu.l2}, "
+            f"reductions {gpu.reductions} bytes"
         )
     lines += [f"  {unit:10} {text}" for unit, text in UNIT_HELP.items()]
     return "\n".join(lines)

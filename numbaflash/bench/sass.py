@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from .report import UsageError
@@ -40,7 +39,7 @@ class Instruction(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A basic block: instructions ``first`` to ``last`` (exclusive) and the numbers of the blocks that follow."""
+    """A basic block: instructions ``first`` to ``last`` (exclusive), and the blocks that follow."""
 
     first: int
     last: int
@@ -265,7 +264,7 @@ def _steady(
     inner: Iterable[Loop],
     passes: dict[int, int],
 ) -> Path:
-    """The best way from a loop's head to one of its tails; inner loops count as one step, `passes` times over."""
+    """The best way from a loop's head to a tail; inner loops are one step, taken `passes` times."""
     owner = {number: one for one in inner for number in one.blocks}
     best: dict[int, tuple] = {}
 

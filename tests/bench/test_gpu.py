@@ -1,4 +1,4 @@
-"""bench.py gpu: its logic, on a pretended GPU that computes with the CPU backend and reads a pretended clock."""
+"""bench.py gpu: its logic, on a pretended GPU with the CPU backend and a pretended clock."""
 
 import json
 import subprocess
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import numbaflash
-from numbaflash.bench import cli
-from numbaflash.bench.gpu import bench, bundle, cases, checks, device, measure, peers, steps
+from numbaflash.bench import cli, report
+from numbaflash.bench.gpu import bench, bundle, cases, checks, device, measure, model, peers, steps
+from numbaflash.cuda import variants
 
 NAMES = [case.name for case in cases.CASES]
 
@@ -86,7 +87,7 @@ def run_of(gpu, *contestants, peak=2e12):
     return measure.Run(gpu, list(contestants), pool, measure.Peaks(gpu, lambda gpu, kind: peak))
 
 
-# ------------------------------------------------------------------------------------------------------- cases
+# --- cases ----------------------------------------------------------------------------------------
 
 
 def test_cases_have_names_of_their_own_and_cover_what_is_asked_for():
@@ -120,7 +121,7 @@ def test_operations_follow_the_formula_of_the_papers():
     assert packed.flops("forward") == 4 * sum(n * n for n in packed.lengths) * 16 * 128
 
 
-# ---------------------------------------------------------------------------------------------------- measuring
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def test_contestants_take_turns_and_short_calls_are_repeated():
@@ -226,7 +227,7 @@ def test_peers_of_torch_need_tensors():
     ) or "needs torch" in peers.SdpaFlash().missing(FakeGpu())
 
 
-# ------------------------------------------------------------------------------------------------------- checks
+# --- checks ---------------------------------------------------------------------------------------
 
 FLOAT32 = checks.Check("one", "float32", 16, heads=2, kv_heads=1, n_q=20, n_k=30, options={"causal": True})
 
@@ -300,7 +301,7 @@ def test_checks_are_of_every_kind():
     assert len({check.name for check in checks.CHECKS}) == len(checks.CHECKS)
 
 
-# ---------------------------------------------------------------------------------------------- the command line
+# --- the command line -----------------------------------------------------------------------------
 
 
 def parsed(*arguments):
@@ -375,7 +376,7 @@ def test_the_picture_is_a_png(tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-# ------------------------------------------------------------------------------------------------------ all steps
+# --- all steps ------------------------------------------------------------------------------------
 
 
 class Ended:
@@ -426,7 +427,7 @@ def test_the_package_has_the_command_line_too():
     assert done.returncode == 0 and "--make-bundle" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------- kernels
+# --- kernels --------------------------------------------------------------------------------------
 
 
 def test_kernels_are_planned_without_a_gpu_and_each_is_there_once():
@@ -446,3 +447,35 @@ def test_a_case_is_planned_as_a_call_on_the_gpu_plans_it():
     call = launch.arguments[0]
     assert call.q.row == 2048 * 2 and call.out.row == 2048 * 2
     assert ml_dtypes.bfloat16 == case.dtype
+
+
+# --- model ----------------------------------------------------------------------------------------
+
+
+def test_the_model_is_held_against_what_was_measured(monkeypatch):
+    def measure_kernel(kernel):
+        one = variants.VARIANTS[kernel.variant]
+        known = {"arch": kernel.arch, "variant": kernel.variant, "direction": one.direction, "dim": one.dim}
+        return known | {"style": one.style, "clocks": 826.0, "pairs": 128 * 64}
+
+    monkeypatch.setattr(model.bounds, "measure", measure_kernel)
+    row = {"case": "d64-full-16384", "direction": "forward", "who": "numbaflash", "teraflops": 306.5}
+    (held,), reason = model.against_model("sm_90a", [row], cases.CASES)
+    assert reason == "" and held["model"] == "tensor-forward-bfloat16-d64-plain"
+    assert held["percent"] == pytest.approx(50, abs=0.1)
+    assert model.against_model("sm_90a", [], cases.CASES) == ([], "none of its cases was measured")
+    assert model.against_model("sm_121", [row], cases.CASES) == ([], "no rates are known for sm_121")
+
+
+def test_every_kernel_of_the_model_but_one_has_a_case():
+    named = {model.case_of(variants.VARIANTS[name]) for name in model.bounds.PATTERNS}
+    assert named - set(NAMES) == {"deterministic-d128-full-16384"}
+
+
+def test_without_a_disassembler_the_reason_is_told(monkeypatch):
+    def refuse(kernel):
+        raise report.UsageError("needs nvdisasm")
+
+    monkeypatch.setattr(model.bounds, "measure", refuse)
+    row = {"case": "d64-full-16384", "direction": "forward", "who": "numbaflash", "teraflops": 306.5}
+    assert model.against_model("sm_90a", [row], cases.CASES) == ([], "needs nvdisasm")

@@ -129,7 +129,7 @@ def test_without_nvdisasm_the_error_says_what_to_install(monkeypatch):
         sass.find_nvdisasm.__wrapped__()
 
 
-# ------------------------------------------------------------------------------------------------------- rates
+# --- rates ----------------------------------------------------------------------------------------
 
 COSTS = {
     "HMMA.16816.F32.BF16": ("MMA", {"tensor": 2.0}),
@@ -198,7 +198,7 @@ def test_the_legend_prints_formula_and_rates():
         assert word in text
 
 
-# ------------------------------------------------------------------------------------------------------ passes
+# --- passes ---------------------------------------------------------------------------------------
 
 
 def row_of(variant: str, clocks: float, pairs: int) -> dict:

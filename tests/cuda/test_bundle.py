@@ -22,7 +22,7 @@ from cuda import pathfinder
 load = pathfinder.load_nvidia_dynamic_lib
 
 def without_compilers(name, *arguments, **options):
-    if name != "cudart":                            # which numba-cuda asks for its version when it is imported
+    if name != "cudart":            # which numba-cuda asks for its version when it is imported
         raise pathfinder.DynamicLibNotFoundError(name)
     return load(name, *arguments, **options)
 

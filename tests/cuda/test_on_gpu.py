@@ -1,4 +1,4 @@
-"""What a GPU must show, with ``pytest -m gpu``: right results, the emulator's, in the caller's kind of array."""
+"""What a GPU must show, with ``pytest -m gpu``: right results, those of the emulator too, in any array."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ LARGE_SHARED = 227 << 10
 
 
 class FakeDriver:
-    """Stands in for ``cuda.bindings.driver``; `calls` holds (name, arguments) of every function that was called.
+    """Stands in for ``cuda.bindings.driver``; `calls` holds (name, arguments) of every call.
 
     Device memory is host memory, so that copies there and back can be followed.
     """

@@ -15,7 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from numbaflash import reference
-from numbaflash.bench.magnitudes import backward_magnitudes, coarser, eps, forward_magnitudes
+from numbaflash.bench.magnitudes import (
+    backward_magnitudes,
+    coarser,
+    eps,
+    forward_magnitudes,
+    product_eps,
+)
 from numbaflash.problem import Problem
 
 

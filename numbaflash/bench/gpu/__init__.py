@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import report
-from . import bundle, checks, device, measure, peers, steps
+from . import bundle, checks, device, measure, model, peers, steps
 from .cases import CASES, DIRECTIONS, FORWARD, QUICK
 
 HELP = "correctness and speed on an NVIDIA GPU beside PyTorch's kernels; bundles of compiled kernels"
@@ -55,6 +55,12 @@ HOST_COLUMNS = (
     report.Column("direction", "pass", -9),
     report.Column("who", "who", -16),
     report.Column("microseconds", "us", 8, ".1f"),
+)
+MODEL_COLUMNS = (
+    report.Column("model", "pass", -44),
+    report.Column("measured", "TFLOP/s", 8, ".1f"),
+    report.Column("bound", "bound", 8, ".1f"),
+    report.Column("percent", "%", 6, ".1f"),
 )
 
 
@@ -194,9 +200,7 @@ def bench(
     for name, reason in missing.items():
         print(f"missing   {name}: {reason}")
     rng = np.random.default_rng(seed)
-    print(
-        "\nagainst the float64 oracle, results poisoned, share of the allowed error:\n"
-    )
+    print("\nagainst the float64 oracle, results poisoned, share of the allowed error:\n")
     table = report.Table(CHECK_COLUMNS)
     table.head()
     rows = []
@@ -247,11 +251,24 @@ def _timings(
     host.head()
     for row in overhead:
         host.row(row)
+    held = _hold_against_model(gpu.arch, done.rows, _chosen(arguments))
     if done.omitted:
         print("\nnot measured:")
     for (who, reason), what in done.omitted.items():
         print(f"  {who}: {reason}  [{len(what)}: {', '.join(what[:4])}{', ...' if len(what) > 4 else ''}]")
-    return done.rows + overhead, done.good
+    return done.rows + overhead + held, done.good
+
+
+def _hold_against_model(arch: str, rows: list[dict[str, Any]], cases: tuple) -> list[dict[str, Any]]:
+    held, reason = model.against_model(arch, rows, cases)
+    print("\nbeside the bound that follows from the machine code (bench.py kernels --sass):\n")
+    table = report.Table(MODEL_COLUMNS)
+    table.head()
+    for row in held:
+        table.row(row)
+    if reason:
+        print(f"missing   more of these: {reason}")
+    return held
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:

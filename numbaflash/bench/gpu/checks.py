@@ -15,7 +15,7 @@ from numbaflash import reference
 from numbaflash.options import Options
 from numbaflash.problem import Problem, make_problem
 
-from ..magnitudes import backward_magnitudes, eps, forward_magnitudes
+from ..magnitudes import backward_magnitudes, eps, forward_magnitudes, product_eps
 from .cases import BACKWARD, FORWARD, PRECISIONS
 from .device import Gpu, poisoned
 
@@ -170,9 +170,11 @@ def expected(check: Check, call: Call) -> dict[str, tuple[np.ndarray, float]]:
         rough, unit = call.problem(*(to_tf32(array) for array in call[:3])), TF32_EPS
     exact = dict(zip(ROUNDED[FORWARD], reference.forward(problem)))
     plain = dict(zip(ROUNDED[FORWARD], reference.dense(rough, work)))
+    plain["lse"] = reference.dense(rough, problem.compute_dtype)[1]
     dout = reference.problem_major(problem, call.dout)
     exact |= zip(ROUNDED[BACKWARD], reference.backward(problem, dout))
     plain |= zip(ROUNDED[BACKWARD], reference.dense_backward(rough, work, dout))
+    accumulator = eps(problem.compute_dtype)
     sizes = dict(zip(ROUNDED[FORWARD], forward_magnitudes(problem)))
     sizes |= zip(ROUNDED[BACKWARD], backward_magnitudes(problem, dout, None))
     found = {}
@@ -183,9 +185,10 @@ def expected(check: Check, call: Call) -> dict[str, tuple[np.ndarray, float]]:
         error = np.abs(np.where(finite, plain[name].astype(array.dtype) - array, 0)).max(initial=0.0)
         largest = np.abs(np.where(finite, array, 0)).max(initial=0.0)
         factor = 2 if name in ROUNDED[FORWARD] else 3
+        units = max(accumulator, product_eps(problem)) if name == "lse" else unit
         found[name] = (
             array,
-            float(factor * error + 4 * unit * largest + eps(problem.compute_dtype) * sizes[name]),
+            float(factor * error + 4 * units * largest + accumulator * sizes[name]),
         )
     return found
 

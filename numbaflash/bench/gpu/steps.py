@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 class Step(NamedTuple):
-    """A command, the seconds it may take, what it lacks ("" for nothing), and variables of its environment."""
+    """A command, the seconds it may take, what it lacks ("" for nothing), and its environment."""
 
     name: str
     command: tuple[str, ...]
