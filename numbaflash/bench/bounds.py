@@ -85,21 +85,22 @@ def tile_of(config: ForwardConfig | BackwardConfig) -> Tile:
     them.
     """
     d, dv = config.head_dim, config.value_dim
+    times = 3 if config.kind == "tf32x3" else 1
     if isinstance(config, ForwardConfig):
-        pairs, dims = config.block_q * config.block_k, d + dv
-        dims *= 3 if config.kind == "tf32x3" else 1
-        return Tile(pairs, 2 * pairs * dims, f"{config.block_q}x{config.block_k}")
+        pairs = config.block_q * config.block_k
+        return Tile(pairs, 2 * pairs * (d + dv) * times, f"{config.block_q}x{config.block_k}")
     pairs = config.block_rows * config.columns
     keys = {"both": 2 * d + 2 * dv, "dv": d + dv, "dk": 2 * d + dv}[config.parts] + (
         d if config.reduce else 0
     )
-    return Tile(pairs, 2 * pairs * keys, f"{config.block_rows}x{config.columns}")
+    return Tile(pairs, 2 * pairs * keys * times, f"{config.block_rows}x{config.columns}")
 
 
 def queries_tile_of(config: BackwardConfig) -> Tile:
     """The tile of a kernel that makes dq alone: S, dP and dQ."""
     tile = tile_of(config)
-    return tile._replace(flops=2 * tile.pairs * (2 * config.head_dim + config.value_dim))
+    times = 3 if config.kind == "tf32x3" else 1
+    return tile._replace(flops=2 * tile.pairs * (2 * config.head_dim + config.value_dim) * times)
 
 
 def useful_flops(direction: str, dim: int) -> int:

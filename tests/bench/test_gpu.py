@@ -80,6 +80,7 @@ def small(monkeypatch):
 
 
 SMALL = cases.GpuCase("small", 32, 64, kind="float32")
+FLOAT32 = checks.Check("one", "float32", 16, heads=2, kv_heads=1, n_q=20, n_k=30, options={"causal": True})
 
 
 def run_of(gpu, *contestants, peak=2e12):
@@ -227,9 +228,79 @@ def test_peers_of_torch_need_tensors():
     ) or "needs torch" in peers.SdpaFlash().missing(FakeGpu())
 
 
-# --- checks ---------------------------------------------------------------------------------------
+@pytest.fixture
+def torch_on_the_host():
+    pytest.importorskip("torch")
 
-FLOAT32 = checks.Check("one", "float32", 16, heads=2, kv_heads=1, n_q=20, n_k=30, options={"causal": True})
+    class TorchHost(device.TorchGpu):
+        device, backend = "cpu", "cpu"
+
+        def synchronize(self):
+            pass
+
+        def seconds(self, call, repeats):
+            call()
+            return 1e-3
+
+    return TorchHost("sm_90a")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_tensors_go_there_and_back_unchanged(torch_on_the_host, dtype):
+    x = (
+        np.random.default_rng(0)
+        .standard_normal((3, 4))
+        .astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    )
+    there = torch_on_the_host.upload(x)
+    assert str(there.dtype) == f"torch.{dtype}"
+    np.testing.assert_array_equal(torch_on_the_host.host(there), x.astype(np.float32))
+
+
+@pytest.mark.parametrize("direction", cases.DIRECTIONS)
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"group": 2, "causal": True}], ids=str)
+def test_torch_computes_the_same_cases(small, torch_on_the_host, direction, changes):
+    case, gpu = SMALL._replace(**changes), torch_on_the_host
+    pool = measure.Pool(gpu, np.random.default_rng(0), size=64 * 64)
+    run = measure.Run(gpu, [peers.SdpaMath()], pool, measure.Peaks(gpu, lambda gpu, kind: 1e12))
+    ours, theirs = run.measure(case, direction)
+    assert run.good and theirs["who"] == "torch-math" and theirs["difference"] < 1e-5, run.omitted
+
+
+@pytest.mark.parametrize(
+    "check", [FLOAT32, FLOAT32._replace(options=checks.EVERYTHING)], ids=str
+)
+def test_checks_take_tensors(torch_on_the_host, check):
+    row = checks.run_check(check, torch_on_the_host, np.random.default_rng())
+    assert row["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"packed": True}, "no windows or packed"),
+        ({"window": 3}, "no windows"),
+        ({"kind": "float16"}, "not for float16"),
+    ],
+)
+def test_a_peer_says_what_it_cannot_do(torch_on_the_host, changes, reason):
+    with pytest.raises(peers.Unsupported, match=reason):
+        peers.SdpaMath().attempt(SMALL._replace(**changes), (None,) * 4, "forward", torch_on_the_host)
+
+
+def test_scores_that_fill_the_memory_are_not_tried(torch_on_the_host):
+    with pytest.raises(peers.Unsupported, match="too many scores"):
+        peers.SdpaMath().attempt(
+            cases.GpuCase("", 64, 16384, kind="float32"), (None,) * 4, "forward", torch_on_the_host
+        )
+
+
+def test_the_peak_of_products_is_measured(torch_on_the_host):
+    assert peers.matmul_peak(torch_on_the_host, "float32", size=16) == 2 * 16**3 / 1e-3
+    assert peers.matmul_peak(FakeGpu(), "float32") is None
+
+
+# --- checks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

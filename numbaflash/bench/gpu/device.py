@@ -58,19 +58,21 @@ class Gpu:
 
 
 class TorchGpu(Gpu):
-    """Tensors and events of PyTorch."""
+    """Tensors and events of PyTorch, on `device`."""
 
-    library = "torch"
+    library, device = "torch", "cuda"
 
     def __init__(self, arch: str) -> None:
         import torch
 
-        self.torch, self.arch, self.name = torch, arch, torch.cuda.get_device_name(0)
+        self.torch, self.arch = torch, arch
+        self.name = torch.cuda.get_device_name(0) if self.device == "cuda" else self.device
 
     def upload(self, array: np.ndarray) -> Any:
         if array.dtype.name == "bfloat16":
-            return self.torch.from_numpy(array.view(np.int16)).cuda().view(self.torch.bfloat16)
-        return self.torch.from_numpy(array).cuda()
+            words = self.torch.from_numpy(array.view(np.int16)).to(self.device)
+            return words.view(self.torch.bfloat16)
+        return self.torch.from_numpy(array).to(self.device)
 
     def host(self, array: Any) -> np.ndarray:
         array = array.detach()

@@ -247,7 +247,7 @@ def matmul_peak(gpu: Gpu, kind: str, size: int = 8192) -> float | None:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
-        a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+        a, b = (torch.randn(size, size, device=gpu.device).to(dtype) for _ in range(2))
         call = lambda: torch.mm(a, b)  # noqa: E731
         call()
         best = min(gpu.seconds(call, 4) for _ in range(3))
