@@ -19,6 +19,7 @@ import numbaflash
 
 from .. import report
 
+TEST_MODULES = ("pytest", "hypothesis", "mpmath")
 NOTHING_COLLECTED = 5
 """pytest's exit status where no test was selected."""
 BUNDLE = "NUMBAFLASH_BUNDLE"
@@ -47,9 +48,12 @@ def steps(out: Path, arch: str, bundle: str | None = None) -> list[Step]:
     of them.
     """
     python, tests = sys.executable, ROOT / "tests"
-    lacking = "" if find_spec("pytest") else "needs pytest"
+    absent = [module for module in TEST_MODULES if find_spec(module) is None]
+    lacking = f"needs {', '.join(absent)}" if absent else ""
     lacking = lacking or ("" if tests.is_dir() else "needs the tests of the source tree")
-    pytest = (python, "-m", "pytest", "-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider")
+    # without the options of setup.cfg, which ask for pytest-xdist
+    plain = ("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider")
+    pytest = (python, "-m", "pytest", *plain, "-m", "gpu", "-q")
     emulator = tests / "emulator"
     bench = (python, "-m", "numbaflash.bench", "gpu")
     kernels = bundle or str(out / "kernels.bundle")
