@@ -185,6 +185,14 @@ def test_what_is_not_measured_is_named(small):
     assert run.omitted[("everyone", "out of time")] == ["small forward", "small backward"]
 
 
+def test_a_peer_that_compiles_for_long_leaves_time_to_the_others(small, monkeypatch):
+    monkeypatch.setattr(measure, "PREPARE_SECONDS", 0.0)
+    run = run_of(FakeGpu(), FakePeer("slow"))
+    assert len(run.measure(SMALL, "forward")) == 2
+    assert len(run.measure(SMALL, "forward")) == 1
+    assert run.omitted == {("slow", "took too long to compile before"): ["small forward"]}
+
+
 def test_a_case_that_we_cannot_run_is_a_failure(small, monkeypatch):
     def refuse(*arguments, **options):
         raise RuntimeError("no such kernel")

@@ -16,6 +16,8 @@ from .device import Gpu, interleave, ratio
 from .peers import OURS, Numbaflash, Peer, Unsupported, matmul_peak
 
 CALLS = 200
+PREPARE_SECONDS = 40.0
+"""For a peer that compiles, over all cases."""
 SECONDS = 0.12
 """GPU time for a case and direction, all contestants together, where they are not slower."""
 
@@ -90,6 +92,8 @@ class Run:
         One per case, direction and contestant.
     omitted : dict
         (who, reason) -> cases that were not measured.
+    preparing : dict
+        Seconds that each peer has taken before its first results.
     good : bool
         False once a result was wrong or ours could not be measured.
     """
@@ -99,6 +103,7 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.omitted: dict[tuple[str, str], list[str]] = {}
         self.good = True
+        self.preparing: dict[str, float] = {}
 
     def omit(self, who: str, reason: str, what: str) -> None:
         """Note what was not measured."""
@@ -115,11 +120,18 @@ class Run:
             return []
         contestants, differences, verdicts = {OURS: call}, {OURS: None}, {OURS: ""}
         for peer in self.peers:
+            if self.preparing.get(peer.name, 0.0) > PREPARE_SECONDS:
+                self.omit(peer.name, "took too long to compile before", what)
+                continue
+            started = time.monotonic()
             try:
                 contestants[peer.name], theirs = peer.attempt(case, arrays, direction, self.gpu)
             except Unsupported as error:
                 self.omit(peer.name, str(error), what)
                 continue
+            finally:
+                taken = time.monotonic() - started
+                self.preparing[peer.name] = self.preparing.get(peer.name, 0.0) + taken
             apart = difference(self.gpu, result, theirs)
             differences[peer.name] = apart
             verdicts[peer.name] = "" if apart <= AGREEMENT[case.kind] else "DIFFERS"
