@@ -1,5 +1,6 @@
 """Whose kernels are measured on a GPU: numbaflash's, and others' where they are installed."""
 
+import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -158,7 +159,9 @@ class TorchVarlen(TorchPeer):
         if not case.packed:
             raise Unsupported("only for packed sequences")
         offsets, longest = torch.from_numpy(case.offsets).to(q.device), max(case.lengths)
-        causal = {"window_size": (-1, 0)} if case.causal else {}
+        known = inspect.signature(varlen_attn).parameters  # it was renamed between versions
+        causal = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+        causal = causal if case.causal else {}
         return lambda: varlen_attn(q, k, v, offsets, offsets, longest, longest, **causal)
 
 
