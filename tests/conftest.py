@@ -24,6 +24,18 @@ settings.load_profile(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What runs on the emulator by default: tests marked `emulated`, with the parameters that the mark names."""
+    for item in items:
+        backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")
+        if getattr(backend, "name", None) != "emulator" or "backend" not in item.fixturenames:
+            continue
+        mark = item.get_closest_marker("emulated")
+        if mark is None or not (mark.args == () or any(name in item.name for name in mark.args)):
+            item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture(scope="session", params=BACKENDS, ids=lambda backend: backend.name)
 def backend(request):
     """Every backend that can run here, one after the other."""

@@ -33,6 +33,7 @@ def test_read_only_inputs_are_fine(backend):
     vjp(out)
 
 
+@pytest.mark.emulated
 def test_a_poisoned_out_is_fully_written_and_returned(backend):
     @settings(max_examples=max(1, int(30 * backend.examples)))
     @given(calls(backend, variant=Variant(f32)))
@@ -106,6 +107,7 @@ def test_fields_of_structured_arrays(backend, dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("form", MEMORY)
 def test_bias_mask_and_dlse_may_lie_anyhow(backend, form):
     rng = np.random.default_rng(0)
@@ -124,6 +126,7 @@ def test_bias_mask_and_dlse_may_lie_anyhow(backend, form):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 def test_fewer_dimensions_are_the_same_call(backend, layout):
     rng = np.random.default_rng(0)

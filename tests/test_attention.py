@@ -23,6 +23,7 @@ def examples(backend, count):
     return settings(max_examples=max(1, int(count * backend.examples * settings().max_examples / 30)))
 
 
+@pytest.mark.emulated("float32-plain", "float32-alibi+bias+drop", "float64-alibi+bias+drop")
 @pytest.mark.parametrize("variant", EVERY_VARIANT)
 def test_every_variant_agrees_with_the_oracle(backend, variant):
     @examples(backend, 12)
@@ -33,6 +34,7 @@ def test_every_variant_agrees_with_the_oracle(backend, variant):
     agree()
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("option", RUN_TIME_OPTIONS)
 def test_every_option_alone_agrees_with_the_oracle(backend, option):
     @examples(backend, 12)
@@ -91,6 +93,7 @@ def test_every_input_and_output_dtype(backend, dtype, out_dtype):
     )
 
 
+@pytest.mark.emulated("6, 3)", "0, 3)")
 @pytest.mark.parametrize(
     "shape",
     [

@@ -82,6 +82,7 @@ def test_the_threshold_never_drops_everything():
     assert threshold(0.25) == 2**30
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
 def test_attention_drops_what_the_pattern_says(backend, seed):
     n, m = min(70, backend.rows), min(150, backend.rows)

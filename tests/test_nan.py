@@ -132,6 +132,7 @@ def test_hidden_memory_is_never_read_as_numbers(backend, poison, variant, packed
         np.testing.assert_array_equal(after, before)
 
 
+@pytest.mark.emulated("64")
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("at", [0, 1, 63, 64, 77, 149])
 def test_nan_under_a_causal_edge_reaches_the_rows_below_it_alone(backend, where, at):
@@ -154,6 +155,7 @@ def test_nan_under_a_causal_edge_reaches_the_rows_below_it_alone(backend, where,
         np.testing.assert_allclose(lse[~hit], clean_lse[~hit], atol=1e-6)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("hide", ["mask", "bias"])
@@ -187,6 +189,7 @@ def test_nan_in_a_visible_bias_reaches_its_row_alone(backend):
     np.testing.assert_array_equal(np.isnan(lse), hit)
 
 
+@pytest.mark.emulated
 def test_nan_in_a_sink_reaches_its_head_alone(backend):
     q, k, v = np.random.default_rng(0).standard_normal((3, 3, 50, 8), dtype=np.float32)
     sinks = np.array([0, np.nan, 0], np.float32)
@@ -230,6 +233,7 @@ def test_scores_that_overflow_the_input_dtype_do_not_overflow(backend, dtype):
     np.testing.assert_allclose(lse, 160_000 + np.log(50), rtol=1e-6)
 
 
+@pytest.mark.emulated
 def test_dead_rows_do_not_poison_gradients(backend):
     """lse is -inf in rows that see nothing; exp(s - lse) must not be taken there."""
     rng = np.random.default_rng(0)

@@ -101,6 +101,7 @@ def test_a_padded_batch_is_its_packed_form(backend):
         )
 
 
+@pytest.mark.emulated
 def test_rows_past_the_last_sequence_are_constants_and_never_read(backend):
     cu_q, cu_k = np.array([0, 20, 50], np.int32), np.array([0, 30, 60], np.int32)
     q, k, v, dout = packed_inputs(cu_q, cu_k, spare=7, dtype=np.float32)
@@ -115,6 +116,7 @@ def test_rows_past_the_last_sequence_are_constants_and_never_read(backend):
         assert np.isfinite(gradient).all() and not gradient[end:].any() and gradient[:end].any()
 
 
+@pytest.mark.emulated
 def test_per_sequence_arguments_have_one_value_per_sequence(backend):
     cu_q, cu_k = np.array([0, 30, 70]), np.array([0, 50, 90])
     q, k, v, _ = packed_inputs(cu_q, cu_k)
@@ -153,6 +155,7 @@ def test_per_sequence_arguments_have_one_value_per_sequence(backend):
         np.testing.assert_allclose(lse[:, rows], part_lse[0], rtol=1e-13)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("cu", [[0], [0, 0], [0, 0, 0]])
 def test_there_may_be_no_sequences_or_only_empty_ones(backend, cu):
     q = np.full((5, 2, 4), np.nan, np.float32)

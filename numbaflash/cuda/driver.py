@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from numbaflash.arrays import address
 from numbaflash.cuda.compile import compile_cubin
-from numbaflash.cuda.plan import KernelSpec, Launch, Plan, Pointer, Workspace, leaves
+from numbaflash.cuda.plan import KernelSpec, Launch, Plan, Pointer, Workspace
 from numbaflash.device import DeviceView
 
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -166,8 +167,7 @@ def execute(plan: Plan, ordinal: int = 0, stream: int = 0, results: Sequence[np.
 
 
 def _launch(launch: Launch, kernel: Any, memory: "_Memory", stream: int) -> None:
-    values = [memory.address(leaf) if not isinstance(leaf, (int, float, np.generic)) else leaf
-              for leaf in leaves(launch.arguments)]
+    values = [leaf if isinstance(leaf, (int, float, np.generic)) else memory.address(leaf) for leaf in launch.leaves]
     parameters = pack_parameters(_scalar_types(launch.kernel.signature), values)
     call("cuLaunchKernel", kernel, *launch.grid, *launch.block, launch.shared_bytes, stream, parameters.table, 0)
 
@@ -175,10 +175,10 @@ def _launch(launch: Launch, kernel: Any, memory: "_Memory", stream: int) -> None
 class Parameters:
     """Kernel parameters in memory, and the table of their addresses that a launch takes."""
 
-    def __init__(self, data: bytes, offsets: Sequence[int]) -> None:
+    def __init__(self, data: bytes, offsets: np.ndarray) -> None:
         self.data = np.frombuffer(data, np.uint8)
-        self.addresses = (self.data.ctypes.data + np.asarray(offsets, np.uint64)).astype(np.uint64)
-        self.table = self.addresses.ctypes.data
+        self.addresses = offsets + np.uint64(address(self.data))
+        self.table = address(self.addresses)
 
 
 def pack_parameters(kinds: Sequence[str], values: Sequence[Any]) -> Parameters:
@@ -190,16 +190,21 @@ def pack_parameters(kinds: Sequence[str], values: Sequence[Any]) -> Parameters:
         One struct code per value: "b" "B" "h" "H" "i" "I" "q" "Q" "f" "d".
     values : sequence of numbers
     """
-    offsets, position = [], 0
+    layout, offsets = _layout(tuple(kinds))
+    return Parameters(layout.pack(*values), offsets)
+
+
+@cache
+def _layout(kinds: tuple[str, ...]) -> tuple[struct.Struct, np.ndarray]:
+    """All scalars as one format, with the gaps that alignment leaves, and where each begins."""
+    text, offsets, position = "=", [], 0
     for kind in kinds:
         size = struct.calcsize("=" + kind)
-        position = -(-position // size) * size
-        offsets.append(position)
-        position += size
-    data = bytearray(position)
-    for kind, offset, value in zip(kinds, offsets, values, strict=True):
-        struct.pack_into("=" + kind, data, offset, float(value) if kind in "fd" else int(value))
-    return Parameters(bytes(data), offsets)
+        gap = -position % size
+        text += f"{gap}x{kind}" if gap else kind
+        offsets.append(position + gap)
+        position += gap + size
+    return struct.Struct(text), np.array(offsets, np.uint64)
 
 
 _STRUCT_CODES = {
@@ -226,7 +231,6 @@ class _Memory:
         self.placed: dict[int, int] = {}
         self.copies: dict[tuple[int, int], int] = {}
         self.allocations: list[int] = []
-        self.keep: list[Any] = []
 
     def allocate(self, size: int) -> int:
         pointer = int(call("cuMemAllocAsync", max(size, 1), self.stream))
@@ -252,7 +256,7 @@ class _Memory:
         pointer = target.__array_interface__["data"][0]
         if not isinstance(target, DeviceView) and target.size:
             lo, hi = np.lib.array_utils.byte_bounds(target)
-            pointer += self._copy_of(lo, hi, target) - lo
+            pointer += self._copy_of(lo, hi) - lo
         return pointer + offset
 
     def fetch(self, results: Sequence[np.ndarray]) -> None:
@@ -266,16 +270,14 @@ class _Memory:
     def release(self) -> None:
         for pointer in self.allocations:
             call("cuMemFreeAsync", pointer, self.stream)
-        if self.keep:
-            call("cuStreamSynchronize", self.stream)
 
-    def _copy_of(self, lo: int, hi: int, array: np.ndarray) -> int:
+    def _copy_of(self, lo: int, hi: int) -> int:
         if (lo, hi) not in self.copies:
             self.copies[lo, hi] = pointer = self.allocate(hi - lo)
+            # Of pageable memory the driver has taken its own copy when this returns, so nobody waits for tables
+            # beside device arrays; callers with arrays in (perhaps pinned) host memory wait for their results.
             call("cuMemcpyHtoDAsync", pointer, lo, hi - lo, self.stream)
-            self.keep.append(array)
         return self.copies[lo, hi]
 
     def _upload(self, array: np.ndarray, pointer: int) -> None:
         call("cuMemcpyHtoDAsync", pointer, array.ctypes.data, array.nbytes, self.stream)
-        self.keep.append(array)

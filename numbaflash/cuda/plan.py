@@ -12,8 +12,8 @@ device anything, so the same plan runs on a GPU and, launch by launch, in the em
 32
 """
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,8 @@ class Launch:
     arguments : tuple
         One per type in the signature: int, float, `Pointer`, an array, a Workspace (its address), or a
         (NamedTuple) tuple of these, which a kernel receives leaf by leaf.
+    leaves : list
+        Those leaves.
 
     Raises
     ------
@@ -112,6 +114,7 @@ class Launch:
     block: "int | tuple"
     shared_bytes: int = 0
     arguments: tuple = ()
+    leaves: list = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         grid, block = _triple("grid", self.grid), _triple("block", self.block)
@@ -126,11 +129,12 @@ class Launch:
         object.__setattr__(self, "grid", grid)
         object.__setattr__(self, "block", block)
         object.__setattr__(self, "arguments", arguments)
+        object.__setattr__(self, "leaves", leaves(arguments))
 
     @property
     def workspaces(self) -> "list[Workspace]":
         """The workspaces that the arguments refer to."""
-        targets = [item.target if isinstance(item, Pointer) else item for item in leaves(self.arguments)]
+        targets = [item.target if isinstance(item, Pointer) else item for item in self.leaves]
         return [target for target in targets if isinstance(target, Workspace)]
 
 
@@ -162,13 +166,15 @@ class Plan:
         return sum(workspace.nbytes for workspace in self.workspaces)
 
 
-def leaves(arguments: Any) -> Iterator[Any]:
+def leaves(arguments: tuple) -> list[Any]:
     """What (nested) tuples of arguments hold, in the order of a kernel's parameters."""
-    if isinstance(arguments, tuple):
-        for item in arguments:
-            yield from leaves(item)
-    else:
-        yield arguments
+    found = []
+    for item in arguments:
+        if isinstance(item, tuple):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
 
 
 def _triple(name: str, size: "int | tuple") -> "tuple[int, int, int]":

@@ -30,4 +30,5 @@ class Backend(NamedTuple):
     precision: str = "ieee"
 
 
-BACKENDS = [Backend("cpu")]
+BACKENDS = [Backend("cpu"), Backend("emulator", rows=70, work=300_000, examples=0.3, dims=(3, 17, 31))]
+"""The emulator compiles kernels by class of head dimension, for seconds each: these are of one class."""
