@@ -61,8 +61,11 @@ def last_shift(static, call):
 
 
 @helper
-def attend_keys(static, call, scratch, segment, panel, begin, count, keys, values, edge, converted):
-    """One tile of keys for one panel of queries; ``converted`` values are in the dtype computed in."""
+def attend_keys(static, call, scratch, segment, panel, begin, count, keys, next_keys, values, edge, converted):
+    """One tile of keys for one panel of queries; ``converted`` values are in the dtype computed in.
+
+    V is asked for while K is read, and the K that comes next (``next_keys``) while V is.
+    """
     width = static.panel * static.size
     state = scratch + call.at_state + panel * STATE_PANELS * width
     queries = scratch + call.at_q + panel * static.panel * call.q_width
@@ -85,7 +88,7 @@ def attend_keys(static, call, scratch, segment, panel, begin, count, keys, value
     factors = state + ALPHA * width
     if not (edge or (static.general and call.may_hide != 0)):
         weigh_values(static, static.storage, scores, values, call.v_stride_n, count, call.value_dim, output,
-                     call.row_width, factors)
+                     call.row_width, factors, next_keys, call.k_stride_n, call.head_dim)
         return
     # Values that a query may not see: those that are not finite take a path of their own, see nonfinite.
     row = call.value_dim * static.size
@@ -100,10 +103,10 @@ def attend_keys(static, call, scratch, segment, panel, begin, count, keys, value
         clean_values(static, multiply, tile, row, count, call.value_dim)
     if static.bits == 32:
         weigh_values(static, FLOAT32, scores, multiply, row, count, call.value_dim, output, call.row_width,
-                     factors)
+                     factors, multiply, row, call.value_dim)
     else:
         weigh_values(static, FLOAT64, scores, multiply, row, count, call.value_dim, output, call.row_width,
-                     factors)
+                     factors, multiply, row, call.value_dim)
     if dirty:
         last = call.value_dim - static.wide
         add_nonfinite_values(static, call, scratch, panel, scores, output, static.size, call.row_width, tile, row,
@@ -207,9 +210,13 @@ def decode_part(static, call, scratch, job):
     while tile < stop:
         tile_end = min(stop, tile + call.block_k)
         edge = tile < all_low or tile_end > all_high
+        keys = k_rows + tile * call.k_stride_n
+        next_keys = keys
+        if tile_end < stop:
+            next_keys += (tile_end - tile) * call.k_stride_n
         for panel in range(panels):
-            attend_keys(static, call, scratch, segment, panel, tile, tile_end - tile,
-                        k_rows + tile * call.k_stride_n, v_rows + tile * call.v_stride_n, edge, panel > 0)
+            attend_keys(static, call, scratch, segment, panel, tile, tile_end - tile, keys, next_keys,
+                        v_rows + tile * call.v_stride_n, edge, panel > 0)
         tile = tile_end
 
     if parts > 1:

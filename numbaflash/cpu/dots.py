@@ -20,6 +20,10 @@ def _wide(context, builder, static: Static) -> Lanes:
     return Lanes(context, builder, static.replace(lanes=static["wide"]))
 
 
+_LINE = 64
+"""Bytes of a cache line: each is asked for once."""
+
+
 def _prefetch(x: Lanes, pointer: Value) -> None:
     """Ask for a cache line that will be read soon."""
     kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
@@ -52,6 +56,7 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
     literal, code = code, code.literal_value
     size, rows = ITEM_SIZES[code], static["lanes"]
     keys_at_once = static["wide"] // rows
+    vectors_of_line = max(1, _LINE // (static["wide"] * size))
 
     def generate(context, builder, signature, arguments):
         x = _wide(context, builder, static)
@@ -60,6 +65,7 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
         queries, keys, scores, ahead = (x.pointer(a) for a in (queries, keys, scores, ahead))
         q_rows = [x.at(queries, x.times(q_row, i)) for i in range(rows)]
         whole = b.and_(columns, ir.Constant(I64, -x.lanes))
+        lines = b.and_(columns, ir.Constant(I64, -x.lanes * vectors_of_line))
         rest = b.sub(columns, whole)
         overlap = x.splat(b.trunc(b.sub(ir.Constant(I64, x.lanes), rest), I32))
         lanes = ir.Constant(ir.VectorType(I32, x.lanes), list(range(x.lanes)))
@@ -74,14 +80,16 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
                 here.append(x.at(keys, x.times(key, k_row)))
                 soon.append(x.at(ahead, x.times(key, ahead_row)))
 
-            def add(slot: Value, column: Value, sums: list[Value], partial: bool) -> list[Value]:
+            def ask(column: Value) -> None:
+                for pointer in soon:
+                    _prefetch(x, x.at(pointer, x.times(column, size)))
+
+            def add(slot: Value, column: Value, sums: list[Value], partial: bool = False) -> list[Value]:
                 sums = list(sums)
                 offset, at_q = x.times(column, size), x.times(slot, x.size)
                 vectors = [load_as_computed(x, x.at(key, offset), code, x.lanes) for key in here]
                 if partial:  # by selection: what overlaps was counted, and 0 times infinity is NaN
                     vectors = [b.select(new, vector, x.constant(0.0)) for vector in vectors]
-                for pointer in soon:
-                    _prefetch(x, x.at(pointer, offset))
                 for lane in range(rows):
                     query = x.load(x.at(q_rows[lane], at_q))
                     for i, vector in enumerate(vectors):
@@ -89,9 +97,22 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
                         sums[n] = x.fma(vector, query, sums[n])
                 return sums
 
-            zeros = [x.constant(0.0)] * (keys_at_once * rows)
-            sums = x.loop(whole, zeros, lambda c, sums: add(c, c, sums, False), step=x.lanes)
+            def add_line(column: Value, sums: list[Value]) -> list[Value]:
+                ask(column)
+                for i in range(vectors_of_line):
+                    here_too = x.plus(column, i * x.lanes)
+                    sums = add(here_too, here_too, sums)
+                return sums
+
+            def add_vector(column: Value, sums: list[Value]) -> list[Value]:
+                ask(column)
+                return add(column, column, sums)
+
             start = x.plus(columns, -x.lanes)
+            sums = [x.constant(0.0)] * (keys_at_once * rows)
+            sums = x.loop(lines, sums, add_line, step=vectors_of_line * x.lanes)
+            if vectors_of_line > 1:
+                sums = x.loop(whole, sums, add_vector, step=x.lanes, start=lines)
             sums = x.loop(columns, sums, lambda c, sums: add(c, start, sums, True), step=x.lanes, start=whole)
             x.store(_sum_lanes(x, sums), x.at(scores, x.times(first, rows * x.size)))
             return []
@@ -174,8 +195,14 @@ def softmax_few(typing_context, static, scores, count, hidden, state, unit):
 
 
 @intrinsic(prefer_literal=True)
-def weigh_values(typing_context, static, code, weights, values, v_row, count, columns, output, out_row, factors):
-    """``output[lane] = output[lane] * factors[lane] + sum over keys of weights[key, lane] * value row``."""
+def weigh_values(
+    typing_context, static, code, weights, values, v_row, count, columns, output, out_row, factors, ahead, ahead_row,
+    ahead_columns,
+):
+    """``output[lane] = output[lane] * factors[lane] + sum over keys of weights[key, lane] * value row``.
+
+    ``ahead_columns`` columns of as many rows at ``ahead``, which are read next, are asked for in passing.
+    """
     literal, code = code, code.literal_value
     size, rows = ITEM_SIZES[code], static["lanes"]
     vectors_at_once = static["wide"] // rows
@@ -183,8 +210,12 @@ def weigh_values(typing_context, static, code, weights, values, v_row, count, co
     def generate(context, builder, signature, arguments):
         x = _wide(context, builder, static)
         b = builder
-        _, _, weights, values, v_row, count, columns, output, out_row, factors = arguments
-        weights, values, output, factors = (x.pointer(a) for a in (weights, values, output, factors))
+        (_, _, weights, values, v_row, count, columns, output, out_row, factors, ahead, ahead_row,
+         ahead_columns) = arguments
+        weights, values, output, factors, ahead = (
+            x.pointer(a) for a in (weights, values, output, factors, ahead)
+        )
+        last_ahead = x.times(x.plus(ahead_columns, -1), size)
         last = x.plus(columns, -x.lanes)
 
         def block(vectors: int):
@@ -195,8 +226,16 @@ def weigh_values(typing_context, static, code, weights, values, v_row, count, co
                     column = b.select(b.icmp_signed("<", column, last), column, last)
                     places.append(x.at(values, x.times(column, size)))
 
+                # Lines of a row ahead are shared out among the slots; a row that has fewer is asked for again.
+                soon = []
+                for line in range(0, vectors * x.lanes * size, _LINE):
+                    at = x.plus(x.times(slot, size), line)
+                    soon.append(x.at(ahead, b.select(b.icmp_signed("<", at, last_ahead), at, last_ahead)))
+
                 def per_key(key: Value, sums: list[Value]) -> list[Value]:
                     sums = list(sums)
+                    for pointer in soon:
+                        _prefetch(x, x.at(pointer, x.times(key, ahead_row)))
                     offset, at_weights = x.times(key, v_row), x.at(weights, x.times(key, rows * x.size))
                     loaded = [load_as_computed(x, x.at(place, offset), code, x.lanes) for place in places]
                     for lane in range(rows):
@@ -224,7 +263,7 @@ def weigh_values(typing_context, static, code, weights, values, v_row, count, co
         return context.get_dummy_value()
 
     return typed(types.void, static, literal, weights, values, v_row, count, columns, output, out_row,
-                 factors), generate
+                 factors, ahead, ahead_row, ahead_columns), generate
 
 
 @intrinsic
