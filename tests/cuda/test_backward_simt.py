@@ -9,15 +9,16 @@ import numbaflash
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
 
+SIMT = {"backend": "emulator", "config": numbaflash.CUDAConfig(tensor_cores=False)}
+
 
 def run(arrays, options, *, with_dlse=True, seed=1):
     """Gradients by the emulator, checked against the oracle's."""
     rng = np.random.default_rng(seed)
-    out, lse = numbaflash.attention(*arrays, return_lse=True, backend="emulator", **options)
+    out, lse = numbaflash.attention(*arrays, return_lse=True, **SIMT, **options)
     dout = rng.standard_normal(out.shape).astype(out.dtype)
     dlse = rng.standard_normal(lse.shape).astype(lse.dtype) if with_dlse else None
-    gradients = numbaflash.attention_backward(dout, *arrays, out, lse, dlse=dlse, backend="emulator",
-                                              **options)
+    gradients = numbaflash.attention_backward(dout, *arrays, out, lse, dlse=dlse, **SIMT, **options)
     return gradients, (make_problem(*arrays, Options(**options)), dout, dlse)
 
 

@@ -12,10 +12,12 @@ from numbaflash.cuda.simt_plan import plan_forward
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
 
+SIMT = {"backend": "emulator", "config": numbaflash.CUDAConfig(tensor_cores=False)}
+
 
 def run(case: Case, seed: int = 0):
     arrays, options = case.make(seed)
-    out, lse = numbaflash.attention(*arrays, return_lse=True, backend="emulator", **options)
+    out, lse = numbaflash.attention(*arrays, return_lse=True, **SIMT, **options)
     return make_problem(*arrays, Options(**options)), out, lse
 
 

@@ -1,10 +1,11 @@
-"""Every synchronisation of the SIMT kernels is needed: without any one of them the emulator reports an error.
+"""A SIMT kernel with one instruction left out or changed never passes for the right one.
 
 The sample of the default run drops each barrier of the block in the forward kernel; `exhaustive` adds the
-backward kernels and the synchronisations of warps.
+backward kernels, the synchronisations of warps, and changes of stores, shuffles and index arithmetic.
 """
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,70 +13,123 @@ from simt_cases import Case
 
 import numbaflash.cuda.compile as compiler
 from numbaflash import emulator
+from numbaflash.cuda.plan import Plan
 from numbaflash.cuda.simt_plan import plan_backward, plan_forward
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
 
-BARRIER = re.compile(r"^\s*(bar\.sync|barrier\.sync|bar\.warp\.sync)\b.*;", re.MULTILINE)
+
+def left_out(line: str) -> str:
+    return ""
 
 
-def problem_of(queries: int, keys: int, **options):
+def to_index(line: str) -> str:
+    return line.replace("bfly", "idx")
+
+
+def terms_swapped(line: str) -> str:
+    """a * b + c becomes c * b + a."""
+    return re.sub(r"(\S+), (\S+), (\S+), (\S+);", r"\1, \4, \3, \2;", line)
+
+
+def turned(line: str) -> str:
+    """a - b becomes b - a."""
+    return re.sub(r"(\S+), (\S+), (\S+);", r"\1, \3, \2;", line)
+
+
+CHANGES: dict[str, tuple[str, Callable[[str], str]]] = {
+    "synchronisation left out": (r"^\s*(bar\.sync|barrier\.sync|bar\.warp\.sync)", left_out),
+    "store left out": (r"\bst\.(shared|global)", left_out),
+    "shuffle by index": (r"\bshfl\.sync\.bfly", to_index),
+    "terms swapped": (r"\bmad\.(lo|wide)\.[su]\d+", terms_swapped),
+    "difference turned": (r"\bsub\.s\d+", turned),
+}
+
+
+class Call:
+    """A plan, and the arrays that it writes."""
+
+    def __init__(self, plan: Plan, *results: np.ndarray) -> None:
+        self.plan, self.results = plan, results
+
+    def run(self) -> list[bytes]:
+        """The bits of the results."""
+        for array in self.results:
+            array.fill(np.nan)
+        emulator.execute(self.plan, counters=False)
+        return [array.tobytes() for array in self.results]
+
+
+def problem_of(shape, **options):
     """A call with blocks that see nothing, blocks that see one tile and blocks that see more."""
-    (q, k, v), _ = Case((1, 1, 1, queries, keys, 32, 32)).make()
+    (q, k, v), _ = Case(shape).make()
     return make_problem(q, k, v, Options(causal=True, **options))
 
 
-def forward_plan():
-    problem = problem_of(140, 70)
+def forward_call(shape=(1, 1, 1, 140, 70, 32, 32)):
+    problem = problem_of(shape)
     out = np.empty(problem.out_shape, np.float32)
-    return plan_forward(problem, out, np.empty(out.shape[:3], np.float32))
+    lse = np.empty(out.shape[:3], np.float32)
+    return Call(plan_forward(problem, out, lse), out, lse)
 
 
-def backward_plan(queries: int, keys: int, **options):
-    problem = problem_of(queries, keys, **options)
-    out, dout = np.ones((2, *problem.out_shape), np.float32)
+def backward_call(shape, **options):
+    problem = problem_of(shape, **options)
+    out, dout = np.random.default_rng(1).standard_normal((2, *problem.out_shape), dtype=np.float32)
     gradients = [np.empty(operand.shape, np.float32) for operand in (problem.q, problem.k, problem.v)]
-    lse = np.zeros(out.shape[:3], np.float32)
-    return plan_backward(problem, dout, out, lse, None, *gradients, None, None)
+    lse = np.ones(out.shape[:3], np.float32)
+    return Call(plan_backward(problem, dout, out, lse, None, *gradients, None, None), *gradients)
 
 
-def synchronisations(text: str, kind: str) -> list[re.Match]:
-    return [match for match in BARRIER.finditer(text) if match[1].startswith(kind)]
-
-
-def survivors(plan, prefix: str, kind: str, monkeypatch) -> list[str]:
-    """Lines of the kernel that starts with `prefix` whose loss nothing notices."""
-    (kernel,) = (launch.kernel for launch in plan.launches if launch.kernel.name.startswith(prefix))
+def survivors(call: Call, prefix: str, change: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines of the kernel that starts with `prefix` whose change nothing notices."""
+    (kernel,) = (launch.kernel for launch in call.plan.launches if launch.kernel.name.startswith(prefix))
+    pattern, mutate = CHANGES[change]
     compile_ptx = compiler.compile_ptx
     text = compile_ptx(kernel.function, kernel.signature, "sm_80", launch_bounds=kernel.launch_bounds,
                        lineinfo=True)
-    found = synchronisations(text, kind)
-    assert found, "nothing to drop"
+    lines, mutant = text.splitlines(), None
+
+    def compile_mutant(function, *arguments, **options):
+        found = compile_ptx(function, *arguments, **options)
+        return mutant if mutant is not None and function is kernel.function else found
+
+    monkeypatch.setattr(compiler, "compile_ptx", compile_mutant)
+    expected = call.run()
+    numbers = [n for n, line in enumerate(lines) if re.search(pattern, line.partition("//")[0])]
+    assert numbers, "nothing to change"
     alive = []
-    for match in found:
-        mutant = text[: match.start()] + text[match.end():]
-
-        def compile_mutant(function, *arguments, mutant=mutant, **options):
-            return mutant if function is kernel.function else compile_ptx(function, *arguments, **options)
-
-        monkeypatch.setattr(compiler, "compile_ptx", compile_mutant)
+    for number in numbers:
+        changed = mutate(lines[number])
+        if changed == lines[number]:
+            continue
+        mutant = "\n".join([*lines[:number], changed, *lines[number + 1:]])
         try:
-            emulator.execute(plan, counters=False)
+            same = call.run() == expected
         except emulator.EmulatorError:
             continue
-        alive.append(f"{match[0].strip()} at {match.start()}")
-    monkeypatch.setattr(compiler, "compile_ptx", compile_ptx)
+        if same:
+            alive.append(f"{number + 1}: {lines[number].strip()}")
     return alive
 
 
 @pytest.mark.slow
 def test_forward_needs_every_barrier(monkeypatch):
-    assert survivors(forward_plan(), "forward_simt", "bar", monkeypatch) == []
+    assert survivors(forward_call(), "forward_simt", "synchronisation left out", monkeypatch) == []
+
+
+KERNELS = {
+    "forward_simt": lambda: forward_call((2, 2, 1, 140, 70, 32, 32)),
+    "delta_simt": lambda: backward_call((2, 2, 1, 70, 140, 32, 32)),
+    "dkdv_simt": lambda: backward_call((2, 2, 1, 70, 140, 32, 32), q_offset=0),
+    "dq_simt": lambda: backward_call((2, 2, 1, 140, 70, 32, 32)),
+}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernel, plan", [
-    ("dkdv_simt", backward_plan(70, 140, q_offset=0)), ("dq_simt", backward_plan(140, 70)),
-], ids=["dkdv", "dq"])
-def test_backward_needs_every_barrier(kernel, plan, monkeypatch):
-    assert survivors(plan, kernel, "bar", monkeypatch) == []
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_change_of_a_kernel_goes_unnoticed(kernel, change, monkeypatch):
+    if kernel == "delta_simt" and change == "synchronisation left out":
+        pytest.skip("its lanes exchange nothing but by shuffles")
+    assert survivors(KERNELS[kernel](), kernel, change, monkeypatch) == []

@@ -65,21 +65,78 @@ def test_hardware_and_emulator_agree(gpu, check):
         assert np.abs(a - b)[finite].max() <= 4 * unit * np.abs(b[finite]).max()
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_arrays_of_a_library_stay_where_they_are_and_of_their_kind(gpu, name):
-    library = pytest.importorskip(name)
-    host = np.random.default_rng(0).standard_normal((3, 1, 2, 65, 64)).astype(np.float16)
-    make = {
-        "torch": lambda x: library.from_numpy(x).cuda(),
-        "cupy": lambda x: library.asarray(x),
-        "jax": lambda x: library.device_put(x),
-    }[name]
-    q, k, v = (make(x) for x in host)
-    out = numbaflash.attention(q, k, v, causal=True)
-    assert type(out) is type(q)
-    expected = numbaflash.attention(*host, causal=True, backend="cpu")
-    back = {"torch": lambda x: x.cpu().numpy(), "cupy": lambda x: library.asnumpy(x), "jax": np.asarray}[name]
-    np.testing.assert_allclose(back(out).astype(float), expected.astype(float), atol=4e-3)
+class Library:
+    """How a library takes arrays to a GPU and back."""
+
+    def __init__(self, name: str) -> None:
+        self.module = pytest.importorskip("numba.cuda" if name == "numba" else name)
+        self.there, self.back = {
+            "torch": lambda: (lambda x: self.module.from_numpy(x).cuda(), lambda x: x.cpu().numpy()),
+            "cupy": lambda: (self.module.asarray, self.module.asnumpy),
+            "jax": lambda: (self.module.device_put, np.asarray),
+            "numba": lambda: (self.module.to_device, lambda x: x.copy_to_host()),
+        }[name]()
+
+
+@pytest.fixture(params=["torch", "cupy", "jax", "numba"])
+def library(gpu, request):
+    return Library(request.param)
+
+
+def test_arrays_of_a_library_stay_where_they_are_and_of_their_kind(library):
+    rng = np.random.default_rng(0)
+    *host, dout = rng.standard_normal((4, 1, 2, 65, 64)).astype(np.float16)
+    tables = {"bias": rng.standard_normal((65, 65)).astype(np.float16), "sinks": np.ones(2, np.float32)}
+    q, k, v = (library.there(x) for x in host)
+    out, vjp = numbaflash.attention_vjp(q, k, v, causal=True, **{n: library.there(x) for n, x in tables.items()})
+    gradients = vjp(library.there(dout))
+    expected, expected_vjp = numbaflash.attention_vjp(*host, causal=True, backend="cpu", **tables)
+    wanted = expected_vjp(dout)
+    pairs = [(out, expected)]
+    pairs += [(getattr(gradients, n), getattr(wanted, n)) for n in ("dq", "dk", "dv", "dbias", "dsinks")]
+    for ours, right in pairs:
+        assert type(ours) is type(q)
+        ours, right = library.back(ours), np.asarray(right, float)
+        np.testing.assert_allclose(ours.astype(float), right, atol=4e-3 * max(1, np.abs(right).max()))
+
+
+def test_rows_of_no_sequence_are_constants_on_a_device(library):
+    host = np.random.default_rng(0).standard_normal((3, 2, 1, 40, 16), dtype=np.float32)
+    options = dict(q_lengths=[40, 3], kv_lengths=[17, 40], sinks=np.ones(1, np.float32), return_lse=True)
+    expected = numbaflash.attention(*host, backend="cpu", **options)
+    options["sinks"] = library.there(options["sinks"])
+    for ours, right in zip(numbaflash.attention(*map(library.there, host), **options), expected):
+        np.testing.assert_allclose(library.back(ours), right, atol=2e-6)
+
+
+def test_work_is_ordered_by_the_callers_stream(gpu):
+    """A slow producer on a side stream: results are right only if the kernels wait for it, and for it alone."""
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1, 1, 64, 64, device="cuda")
+    expected = numbaflash.attention(x, x, x)
+    side, late = torch.cuda.Stream(), torch.zeros_like(x)
+    torch.cuda.synchronize()
+    for given in (None, side):
+        late.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(x)
+            if given is None:
+                out = numbaflash.attention(late, late, late)
+        if given is not None:
+            out = numbaflash.attention(late, late, late, stream=given)
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+def test_results_lie_on_the_gpu_of_the_inputs(gpu):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = torch.randn(1, 1, 64, 64)
+    here, there = (numbaflash.attention(y, y, y) for y in (x.to("cuda:0"), x.to("cuda:1")))
+    assert there.device.index == 1 and torch.equal(here.cpu(), there.cpu())
 
 
 def test_the_kernels_of_this_gpu_are_those_that_were_planned_for_it(gpu):
