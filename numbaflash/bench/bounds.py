@@ -166,9 +166,10 @@ def passes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for (arch, variant), per_pair in clocks.items():
         row, gpu = sample[arch, variant], GPUS[arch]
         bound = teraflops(useful_flops(row["direction"], row["dim"]), per_pair, gpu)
-        plain = row["style"] == "plain" and not variants.VARIANTS[variant].kind.startswith("tf32")
+        words = variants.VARIANTS[variant].kind.startswith("tf32")
+        plain = row["style"] == "plain" and not words
         goal = GOALS.get((arch, row["direction"], row["dim"])) if plain else None
-        peak = gpu.tensor * gpu.multiprocessors * gpu.ghz / 1e3
+        peak = gpu.tensor / (2 if words else 1) * gpu.multiprocessors * gpu.ghz / 1e3
         found.append(
             {
                 "gpu": gpu.name,

@@ -228,6 +228,13 @@ def test_a_bound_below_its_goal_is_a_breach(clocks, verdict):
     assert row["goal"] == 495 and row["verdict"] == verdict
 
 
+def test_float32_inputs_are_held_to_the_peak_of_tf32():
+    halves, words = bounds.passes(
+        [row_of(f"tensor-forward-{kind}-d64-plain", 826.0, 128 * 64) for kind in ("float16", "tf32")]
+    )
+    assert words["percent"] == pytest.approx(2 * halves["percent"]) and words["goal"] is None
+
+
 def test_bit_equal_gradients_have_no_goal():
     (row,) = bounds.passes([row_of("tensor-backward-bfloat16-d64-deterministic", 1e9, 1)])
     assert row["goal"] is None and row["verdict"] == ""
@@ -243,7 +250,7 @@ def test_tiles_hold_the_products_of_their_kernels(name):
         tile = bounds.queries_tile_of(config) if "queries" in kernel else bounds.tile_of(config)
         products += tile.flops / tile.pairs / 2 / variant.dim
     times = 3 if variant.kind == "tf32x3" else 1
-    known = {"forward": {2}, "backward": {5, 7, 8}}[variant.direction]      # S again, or S and dP, made twice
+    known = {"forward": {2}, "backward": {5, 7, 8}}[variant.direction]  # S again, or S and dP, made twice
     assert products / times in known
 
 
