@@ -39,7 +39,7 @@ def make_backward_keys(config: BackwardConfig):
     DV_SIZE = M_TILES * VALUE_WIDTH // 2 if WANT_DV else 1
     REDUCE, VECTOR, DS_AT = config.reduce != "", config.reduce == "vector", RING + 2 * STAGE_BYTES
     SUMS = WIDTH // 2 if REDUCE else 1
-    STATS, LANE_ROWS = 2 * N_TILES, 2 * M_TILES
+    STATS, LANE_ROWS, STAGED = 2 * N_TILES, 2 * M_TILES, config.through_shared
 
     parts = make_recomputation(config, transposed=True)
     load_k, load_v, load_q, load_dout = parts.load_own, parts.load_own_value, parts.load_next, parts.load_next_value
@@ -133,7 +133,7 @@ def make_backward_keys(config: BackwardConfig):
 
     @device
     def reduce_dq(base, address):
-        """Add this block's part of dq of a tile, 16 queries to a warp, in the order of fragments: adds are contiguous."""
+        """Add this block's part of dq of a tile, 16 queries to a warp, in the order of fragments: contiguously."""
         sums = cuda.local.array(SUMS, float32)
         clear_sums(sums)
         thread = ptx.thread_index()
@@ -156,11 +156,11 @@ def make_backward_keys(config: BackwardConfig):
         # keys that some query sees: only these are ever read
         seen_lo = int32(max(0, segment.first) - first_key)
         seen_hi = int32(min(segment.k_length, segment.q_length + segment.last) - first_key)
-        load_k(base, segment.k + int64(first_key) * call.k.row, call.k.row, call.k.column,
-               HALF * call.head_dim, seen_lo, seen_hi)
-        load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column,
-               HALF * call.value_dim, seen_lo, seen_hi)
         if lo < hi:
+            load_k(base, segment.k + int64(first_key) * call.k.row, call.k.row, call.k.column,
+                   HALF * call.head_dim, seen_lo, seen_hi)
+            load_v(base + K_BYTES, segment.v + int64(first_key) * call.v.row, call.v.row, call.v.column,
+                   HALF * call.value_dim, seen_lo, seen_hi)
             load_tile(base + RING, call, back, segment, batch, start, first_head, lo)
 
         dk = cuda.local.array(DK_SIZE, float32)
@@ -175,7 +175,7 @@ def make_backward_keys(config: BackwardConfig):
         stats = cuda.local.array(STATS, float32)
         k = cuda.local.array(K_SIZE, uint32)
         v = cuda.local.array(V_SIZE, uint32)
-        if RESIDENT:
+        if RESIDENT and lo < hi:
             if ASYNC:
                 ptx.cp_async_wait_all()
             cuda.syncthreads()
@@ -247,10 +247,8 @@ def make_backward_keys(config: BackwardConfig):
         own = int32((thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         batch, row = column(call, place, K_BATCH), column(call, place, K_START) + int64(first_key)
         factors = cuda.local.array(LANE_ROWS, float32)
-        if ASYNC:
-            if lo >= hi:                            # nobody has waited for the tiles of keys yet
-                ptx.cp_async_wait_all()
-        cuda.syncthreads()                          # nobody reads the tiles of keys any more
+        if STAGED:
+            cuda.syncthreads()                      # nobody reads the tiles of keys any more
         if WANT_DK:
             fill_factors(factors, float32(call.scale))
             write_dk(dk, factors, base, own, row_zero(back.dk, batch, int64(place.head), row), back.dk.row,

@@ -30,7 +30,7 @@ def make_backward_queries(config: BackwardConfig):
     RESIDENT, ASYNC = config.resident, config.copy == "async"
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
     S_SIZE, SLOPE_SIZE, P_SIZE, BITS_SIZE, Q_SIZE, DOUT_SIZE = config.lane_sizes
-    ACC_SIZE, LANE_ROWS = M_TILES * WIDTH // 2, 2 * M_TILES
+    ACC_SIZE, LANE_ROWS, STAGED = M_TILES * WIDTH // 2, 2 * M_TILES, config.through_shared
 
     parts = make_recomputation(config, transposed=False)
     load_q, load_dout, load_k, load_v = parts.load_own, parts.load_own_value, parts.load_next, parts.load_next_value
@@ -73,11 +73,11 @@ def make_backward_queries(config: BackwardConfig):
         seen_lo = max(0, segment.first)
         seen_hi = min(segment.k_length, segment.q_length + segment.last)
         lo, _, _, hi = tiles_seen(segment, block_row, block_row + ROWS, COLUMNS)
-        load_q(base, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column,
-               HALF * call.head_dim, 0, count)
-        load_dout(base + Q_BYTES, query_rows(call, back.dout, place) + int64(block_row) * back.dout.row, back.dout.row,
-                  back.dout.column, HALF * call.value_dim, 0, count)
         if lo < hi:
+            load_q(base, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column,
+                   HALF * call.head_dim, 0, count)
+            load_dout(base + Q_BYTES, query_rows(call, back.dout, place) + int64(block_row) * back.dout.row,
+                      back.dout.row, back.dout.column, HALF * call.value_dim, 0, count)
             load_tile(base + RING, call, segment, seen_lo, seen_hi, lo)
 
         acc = cuda.local.array(ACC_SIZE, float32)
@@ -95,7 +95,7 @@ def make_backward_queries(config: BackwardConfig):
         row = int32(block_row + (thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
         read_all_stats(bases, deltas, query_rows(call, call.lse, place), query_rows(call, back.delta, place),
                        call.lse.row, back.delta.row, row, segment.q_length)
-        if RESIDENT:
+        if RESIDENT and lo < hi:
             if ASYNC:
                 ptx.cp_async_wait_all()
             cuda.syncthreads()
@@ -142,10 +142,7 @@ def make_backward_queries(config: BackwardConfig):
         target = query_rows(call, back.dq, place) + int64(block_row) * back.dq.row
         factors = cuda.local.array(LANE_ROWS, float32)
         fill_factors(factors, float32(call.scale))
-        if not RESIDENT or lo >= hi:                # else the tiles of queries were read before the first barrier
-            if ASYNC and not RESIDENT:
-                if lo >= hi:                        # nobody has waited for them yet
-                    ptx.cp_async_wait_all()
+        if STAGED and not RESIDENT:                 # else the tiles of queries were read before the first barrier
             cuda.syncthreads()
         write_dq(acc, factors, base, own, target, back.dq.row, back.dq.column,
                  int32(column(call, place, Q_LENGTH) - block_row), call.head_dim)

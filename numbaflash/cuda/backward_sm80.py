@@ -116,13 +116,19 @@ class BackwardConfig(NamedTuple):
         return self.own_bytes + 2 * self.stage_bytes + (2 * self.block_rows * self.columns if self.reduce else 0)
 
     @property
+    def through_shared(self) -> bool:
+        """Do results take the place of the tiles that the block owns?"""
+        return self.staged and HALVES[self.kind] == 1
+
+    @property
     def lane_sizes(self) -> tuple[int, ...]:
         """Lengths of a lane's local arrays.
 
         Of scores, their derivatives, packed weights, bits of dropout, and the two operands that the block owns.
         """
         scores, halves = self.row_tiles * self.step // 2, HALVES[self.kind]
-        own = [self.row_tiles * (halves * width // 4 if self.resident else 4) for width in (self.head_dim, self.value_dim)]
+        widths = self.head_dim, self.value_dim
+        own = [self.row_tiles * (halves * width // 4 if self.resident else 4) for width in widths]
         return scores, scores if self.scoring.general else 1, halves * scores // 2, -(-scores // 32), *own
 
     def check(self) -> "BackwardConfig":

@@ -116,8 +116,13 @@ BACKWARD_TURING = {
 """Gradients on sm_75."""
 
 
-REDUCING = {"scalar": (32, 64), "vector": (32, 64, 128)}
-"""Widths at which blocks of keys have the registers for dq too."""
+REDUCING = {
+    # from this capability on: width: step
+    80: {32: 32, 64: 16},
+    90: {32: 32, 64: 16, 128: 64},
+    100: {32: 32, 64: 16, 128: 16},
+}
+"""Widths at which blocks of keys have the registers for dq too, and the step that leaves no spills."""
 
 
 def capability(arch: str) -> int:
@@ -214,8 +219,10 @@ def choose_backward(
     even = len(rows) * rows.max(initial=0) <= 4 * rows.sum()        # the buffer has room for the longest, everywhere
     if plain and even and not problem.deterministic and kind == dtype.name and not turing:
         way = "vector" if capability(arch) >= 90 else "scalar"
-        if max(width, value_width) in REDUCING[way] and config(keys, "both", way).shared_bytes <= shared_limit(arch):
-            reduce = way
+        steps = REDUCING[max(first for first in REDUCING if first <= capability(arch))]
+        reducing = (*keys[:3], steps.get(max(width, value_width), keys[3]), *keys[4:])
+        if max(width, value_width) in steps and config(reducing, "both", way).shared_bytes <= shared_limit(arch):
+            keys, reduce = reducing, way
     return [config(keys, parts, reduce) for parts in keys[5]], config(queries, "both")
 
 

@@ -51,7 +51,8 @@ PLAIN = {
     "causal, keys that nobody sees": ((1, 1, 70, 64), dict(keys=150), dict(causal=True, q_offset=0)),
     "window": ((1, 1, 260, 64), dict(keys=300), dict(window=(70, 20))),
     "no keys": ((1, 2, 20, 64), dict(keys=0), dict(deterministic=True)),
-    "causal, whole tiles that see nothing": ((1, 1, 150, 64), dict(keys=150), dict(causal=True, q_offset=-140, deterministic=True)),
+    "causal, whole tiles that see nothing":
+        ((1, 1, 150, 64), dict(keys=150), dict(causal=True, q_offset=-140, deterministic=True)),
     "a single query": ((1, 2, 1, 64), dict(keys=130), {}),
     "narrow heads": ((2, 2, 65, 40), dict(keys=100, value_dim=56), dict(causal=True)),
     "sinks": ((1, 2, 80, 64), dict(keys=60), dict(sinks=np.array([1.5, -3.0]), causal=True)),
@@ -133,13 +134,21 @@ def test_rows_of_any_alignment():
     check(problem_of(inputs((1, 2, 70, 33), keys=90, value_dim=7, dtype=bf16), causal=True))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_reductions_of_four_numbers_add_up(dim):
+    report = check(problem_of(inputs((1, 4, 150, dim), keys=140, kv_heads=2, dtype=bf16), causal=True), arch="sm_90a")
+    assert report.shared_load.conflicts == report.shared_store.conflicts == report.local_bytes == 0
+
+
 # --- float32 inputs, and Turing -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, pytest.param(128, marks=pytest.mark.exhaustive)])
 def test_tf32_errs_no_more_than_plain_code_with_rounded_factors(dim):
-    report = check(problem_of(inputs((1, 2, 100, dim), keys=130, kv_heads=1, dtype=f32), precision="tf32", causal=True))
+    arrays = inputs((1, 2, 100, dim), keys=130, kv_heads=1, dtype=f32)
+    report = check(problem_of(arrays, precision="tf32", causal=True))
     assert report.shared_load.conflicts == report.shared_store.conflicts == report.local_bytes == 0
 
 
@@ -148,7 +157,8 @@ def test_tf32_errs_no_more_than_plain_code_with_rounded_factors(dim):
 def test_tf32x3_is_within_four_times_the_error_of_float32(dim):
     problem = problem_of(inputs((1, 2, 100, dim), keys=130, dtype=f32), precision="tf32x3", causal=True)
     *gradients, dout, dlse, _ = backward(problem)
-    exact, plain = reference.backward(problem, dout, dlse), reference.dense_backward(problem, np.dtype(f32), dout, dlse)
+    exact = reference.backward(problem, dout, dlse)
+    plain = reference.dense_backward(problem, np.dtype(f32), dout, dlse)
     for actual, want, ordinary in zip(gradients[:3], exact, plain):
         assert np.abs(actual - want).max() <= 4 * np.abs(ordinary - want).max()
 
@@ -187,7 +197,8 @@ def test_every_configuration(width, scoring, dtype):
 
 
 def kernels(width, scoring, arch, dtype=bf16, precision="ieee"):
-    problem = problem_of(inputs((1, 1, 8, width), dtype=dtype), precision=precision, **options_for(scoring))
+    arrays = inputs((1, 1, 8, width), dtype=dtype)
+    problem = problem_of(arrays, precision=precision, **options_for(scoring))
     arrays = [np.empty(problem.out_shape, dtype) for _ in range(4)]
     chosen = []
     for deterministic in (True, False):
@@ -249,7 +260,8 @@ def test_what_these_kernels_lack_is_said(dtype, dim, arch, precision):
 
 
 @pytest.mark.parametrize("change", [
-    dict(kind="float32"), dict(turing=True), dict(kind="tf32", reduce="scalar"), dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(columns=40), dict(step=24),
+    dict(kind="float32"), dict(turing=True), dict(kind="tf32", reduce="scalar"),
+    dict(head_dim=40), dict(warps=3), dict(row_tiles=3), dict(columns=40), dict(step=24),
     dict(copy="guess"), dict(parts="dq")])
 def test_configurations_check_themselves(change):
     with pytest.raises(ValueError):
