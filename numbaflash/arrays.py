@@ -46,7 +46,7 @@ def _address_by_interface(array: Any) -> int:
 
 def _address_by_structure(array: Any) -> int:
     """The first field behind the object header of a ``PyArrayObject``: NumPy's ABI, and a fifth of the time."""
-    if type(array) is np.ndarray:
+    if type(array) in (np.ndarray, DeviceView):
         return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
     return array.__array_interface__["data"][0]
 
@@ -55,6 +55,7 @@ def _fastest_address() -> Callable[[Any], int]:
     """Read the structure only where it is known to lie as expected, and arrays of all kinds say so."""
     usual = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
     samples = [np.empty(5), np.empty((3, 4), np.float16)[1:, ::-2], np.empty((0, 7)), np.empty(9, bfloat16)[::3]]
+    samples += [array.view(DeviceView) for array in samples]
     if usual and all(_address_by_structure(array) == _address_by_interface(array) for array in samples):
         return _address_by_structure
     return _address_by_interface

@@ -10,13 +10,13 @@ import struct
 import threading
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbaflash.arrays import address
 from numbaflash.cuda.compile import compile_cubin
-from numbaflash.cuda.plan import KernelSpec, Launch, Plan, Pointer, Workspace
+from numbaflash.cuda.plan import KernelSpec, Plan, Pointer, Workspace
 from numbaflash.device import DeviceView
 
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -152,24 +152,92 @@ def execute(plan: Plan, ordinal: int = 0, stream: int = 0, results: Sequence[np.
     ValueError
         If a launch needs more shared memory than the GPU has.
     """
+    replay(record(plan, ordinal), stream=stream, results=results)
+
+
+class Step(NamedTuple):
+    """A launch, ready but for the addresses.
+
+    Attributes
+    ----------
+    kernel : kernel of the driver
+    grid, block : tuple of int
+    shared_bytes : int
+    kinds : tuple of str
+        Struct codes of the parameters.
+    values : list
+        The parameters; what stands where an address goes is of no account.
+    addresses : list of (int, target, int)
+        Which parameter, address of what (a Workspace, an array, or the number of an argument), and bytes from it.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    kinds: tuple[str, ...]
+    values: list
+    addresses: list
+
+
+class Recording(NamedTuple):
+    """A plan with its kernels loaded on a GPU, and with the arrays that may change left open.
+
+    Attributes
+    ----------
+    ordinal : int
+    steps : list of Step
+    workspaces : sequence of Workspace
+    is_open : bool
+        Every array of numbers is left open: what it keeps are tables of integers.
+    """
+
+    ordinal: int
+    steps: list[Step]
+    workspaces: Sequence[Workspace]
+    is_open: bool
+
+
+def record(plan: Plan, ordinal: int = 0, arrays: Sequence[Any] = ()) -> Recording:
+    """Load the kernels of a plan; `arrays` are those that `replay` will be given anew."""
     gpu = device(ordinal)
     gpu.use()
-    kernels = [gpu.kernel(launch.kernel, launch.shared_bytes) for launch in plan.launches]
+    slots = {id(array): number for number, array in reversed(list(enumerate(arrays))) if array is not None}
+    steps, is_open = [], True
+    for launch in plan.launches:
+        values, addresses = [], []
+        for leaf in launch.leaves:
+            if not isinstance(leaf, (int, float, np.generic)):
+                target, offset = (leaf.target, leaf.byte_offset) if isinstance(leaf, Pointer) else (leaf, 0)
+                target = slots.get(id(target), target)
+                is_open &= isinstance(target, (int, Workspace)) or target.dtype.kind == "i"
+                addresses.append((len(values), target, offset))
+                leaf = 0
+            values.append(leaf)
+        spec = launch.kernel
+        steps.append(Step(gpu.kernel(spec, launch.shared_bytes), launch.grid, launch.block, launch.shared_bytes,
+                          _scalar_types(spec.signature), values, addresses))
+    return Recording(ordinal, steps, plan.workspaces, is_open)
+
+
+def replay(
+    recording: Recording, arrays: Sequence[Any] = (), stream: int = 0, results: Sequence[np.ndarray] = ()
+) -> None:
+    """Run a recording on arrays like those it was made of; `stream` and `results` as for `execute`."""
+    device(recording.ordinal).use()
     memory = _Memory(stream)
     try:
-        for workspace in plan.workspaces:
+        for workspace in recording.workspaces:
             memory.place_workspace(workspace)
-        for launch, kernel in zip(plan.launches, kernels):
-            _launch(launch, kernel, memory, stream)
+        for kernel, grid, block, shared_bytes, kinds, values, addresses in recording.steps:
+            values = values.copy()
+            for position, target, offset in addresses:
+                values[position] = memory.address(arrays[target] if type(target) is int else target) + offset
+            parameters = pack_parameters(kinds, values)
+            call("cuLaunchKernel", kernel, *grid, *block, shared_bytes, stream, parameters.table, 0)
         memory.fetch(results)
     finally:
         memory.release()
-
-
-def _launch(launch: Launch, kernel: Any, memory: "_Memory", stream: int) -> None:
-    values = [leaf if isinstance(leaf, (int, float, np.generic)) else memory.address(leaf) for leaf in launch.leaves]
-    parameters = pack_parameters(_scalar_types(launch.kernel.signature), values)
-    call("cuLaunchKernel", kernel, *launch.grid, *launch.block, launch.shared_bytes, stream, parameters.table, 0)
 
 
 class Parameters:
@@ -181,21 +249,21 @@ class Parameters:
         self.table = address(self.addresses)
 
 
-def pack_parameters(kinds: Sequence[str], values: Sequence[Any]) -> Parameters:
+def pack_parameters(kinds: str | tuple[str, ...], values: Sequence[Any]) -> Parameters:
     """Lay out scalars as the kernel ABI does: each at its natural alignment.
 
     Parameters
     ----------
-    kinds : sequence of str
+    kinds : str or tuple of str
         One struct code per value: "b" "B" "h" "H" "i" "I" "q" "Q" "f" "d".
     values : sequence of numbers
     """
-    layout, offsets = _layout(tuple(kinds))
+    layout, offsets = _layout(kinds)
     return Parameters(layout.pack(*values), offsets)
 
 
 @cache
-def _layout(kinds: tuple[str, ...]) -> tuple[struct.Struct, np.ndarray]:
+def _layout(kinds: str | tuple[str, ...]) -> tuple[struct.Struct, np.ndarray]:
     """All scalars as one format, with the gaps that alignment leaves, and where each begins."""
     text, offsets, position = "=", [], 0
     for kind in kinds:
@@ -249,15 +317,14 @@ class _Memory:
                       4: ("cuMemsetD32Async", np.uint32)}[pattern.itemsize]
         call(name, pointer, int(pattern.view(unit)[0]), math.prod(workspace.shape), self.stream)
 
-    def address(self, leaf: Any) -> int:
-        target, offset = (leaf.target, leaf.byte_offset) if isinstance(leaf, Pointer) else (leaf, 0)
+    def address(self, target: Any) -> int:
         if isinstance(target, Workspace):
-            return self.placed[id(target)] + offset
-        pointer = target.__array_interface__["data"][0]
+            return self.placed[id(target)]
+        pointer = address(target)
         if not isinstance(target, DeviceView) and target.size:
             lo, hi = np.lib.array_utils.byte_bounds(target)
             pointer += self._copy_of(lo, hi) - lo
-        return pointer + offset
+        return pointer
 
     def fetch(self, results: Sequence[np.ndarray]) -> None:
         for array in results:

@@ -190,9 +190,14 @@ class Machine:
         self.memory[_address(host)] = ordinal
         return KINDS[library](host, ordinal)
 
-    def execute(self, plan: Plan, ordinal: int = 0, stream: int = 0, results: Any = ()) -> None:
-        """As `driver.execute`, in the emulator."""
-        self.executed.append((ordinal, stream))
+    def record(self, plan: Plan, ordinal: int, arrays: Any) -> driver.Recording:
+        """As `driver.record`, of a plan that serves once."""
+        return driver.Recording(ordinal, plan, (), False)
+
+    def replay(self, recording: driver.Recording, arrays: Any, stream: int, results: Any) -> None:
+        """As `driver.replay`, in the emulator."""
+        plan = recording.steps
+        self.executed.append((recording.ordinal, stream))
         if plan.launches:
             launches = [launch.__class__(launch.kernel, launch.grid, launch.block, launch.shared_bytes,
                                          _on_host(launch.arguments)) for launch in plan.launches]
@@ -241,7 +246,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(cuda, "to_device", lambda array: machine.place("numba", array, Gpu.current))
     monkeypatch.setattr(numbaflash.backend, "gpu_is_usable", lambda: True)
     monkeypatch.setattr(backend, "device", lambda ordinal: SimpleNamespace(arch="sm_80"))
-    monkeypatch.setattr(backend, "execute", machine.execute)
+    monkeypatch.setattr(backend, "record", machine.record)
+    monkeypatch.setattr(backend, "replay", machine.replay)
     monkeypatch.setattr(driver, "device_of", machine.memory.__getitem__)
     monkeypatch.setattr(driver, "synchronize", machine.synchronized.append)
     return machine
