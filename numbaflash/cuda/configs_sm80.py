@@ -68,6 +68,7 @@ BACKWARD_QUERIES = {
 BACKWARD_QUERIES_GENERAL = BACKWARD_QUERIES | {
     32: (4, 1, 64, 32, True, ("both",), 1),
     64: (4, 1, 64, 32, True, ("both",), 1),
+    128: (4, 1, 64, 32, False, ("both",), 1),
 }
 """The same for scores with stages and for dropout."""
 
