@@ -1,12 +1,13 @@
 """The CPU backward pass: from a Problem to gradients, through :mod:`differentiate`."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import float64
+from ..arrays import address, float64
 from ..dropout import threshold
 from ..problem import Problem
 from ..segments import K_LENGTH, Q_LENGTH, Q_OFFSET
@@ -20,6 +21,7 @@ from .storage import CODES
 from .threads import get_num_threads, run
 
 MAX_BLOCK = 96
+CACHE_LINE = 64
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
 
 
@@ -105,17 +107,20 @@ def backward(
         blocks = np.array([0, np.diff(blocks).max(initial=0)], np.int64)
     heads_per_unit = kv_heads if bias.share_heads else 1
     tile_jobs = tile_count * heads
-    jobs = tile_jobs + int(blocks[-1]) * (kv_heads // max(1, heads_per_unit))
+    units = kv_heads // max(1, heads_per_unit)
+    strands, jobs = (len(blocks) - 1) * units, tile_jobs + int(blocks[-1]) * units
     sink_sums = None if problem.sinks is None else np.zeros((tile_count, heads))
     compute = problem.compute_dtype
     dropout = problem.dropout
     if jobs:
-        width = row_width(static, head_dim)
-        turns = np.zeros(1 + tile_jobs, np.int64)
+        packed_q, packed_dout = (
+            aligned_empty((heads, row_count, row_width(static, dim)), compute) for dim in (head_dim, value_dim)
+        )
+        turns, taken = np.zeros(1 + tile_jobs, np.int64), np.zeros(1 + strands, np.int64)
         statistics = np.empty((differentiate.STATISTICS, heads, row_count), compute)
         q_factor, unit = score_factors(problem)
         several = max_k > block_k
-        sums = np.empty((heads, row_count, width) if several else 0, compute)
+        sums = aligned_empty(packed_q.shape if several else (0,), compute)
         call = make_gradient_call(
             dict(
                 q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse,
@@ -124,14 +129,14 @@ def backward(
                 dbias=None if bias.dbias is None
                 else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
                 row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
-                row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns,
-                statistics=statistics, sums=sums,
+                row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns, taken=taken,
+                statistics=statistics, packed_q=packed_q, packed_dout=packed_dout, sums=sums,
             ),
             scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
                 heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
                 head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
                 block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
-                unit_count=len(blocks) - 1, heads_per_unit=heads_per_unit,
+                heads_per_unit=heads_per_unit, strands=strands,
                 segments_per_unit=count if bias.share_batch else 1, tile_jobs=tile_jobs, job_count=jobs,
                 out_code=CODES[problem.out_dtype],
                 bias_code=0 if problem.score.bias is None else CODES[problem.score.bias.dtype],
@@ -148,7 +153,7 @@ def backward(
         )
         entry = specialise(statics)
         inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
-        keep = (*inputs, *outputs, tables, blocks, turns, statistics, sums)
+        keep = (*inputs, *outputs, tables, blocks, turns, taken, statistics, packed_q, packed_dout, sums)
         flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
         run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
     return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
@@ -246,6 +251,14 @@ def bias_gradient(problem: Problem, sums: BiasSums, tables: Tables) -> np.ndarra
     return dbias.sum(axis=axes, keepdims=True)
 
 
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array that begins at a cache line, so that no vector of its rows spans two."""
+    length = math.prod(shape) * dtype.itemsize
+    memory = np.empty(length + CACHE_LINE, np.uint8)
+    start = -address(memory) % CACHE_LINE
+    return memory[start : start + length].view(dtype).reshape(shape)
+
+
 def row_width(static: Static, columns: int) -> int:
     """Numbers from row to row of a tile, as :func:`differentiate.row_width` has them."""
     return columns + -columns % static["lanes"] + static["lanes"]
@@ -264,7 +277,7 @@ def scratch_layout(
     parts = dict(
         at_q=block_q * width * size,
         at_dout=block_q * value_width * size,
-        at_scores=max(tile, block_q * value_width * size),
+        at_scores=tile,
         at_products=tile,
         at_derivatives=tile if general else 0,
         at_keep=tile + 64 if general else 0,
@@ -276,8 +289,6 @@ def scratch_layout(
         at_dq=block_q * width * size,
         at_column_sum=(block_k + lanes) * size,
         at_rows=8 * (block_k + static["panel"]),
-        at_kept_q=block_q * width * size,
-        at_kept_dout=block_q * value_width * size,
         at_kept_keys=keys * width * size,
     )
     offsets, total = {}, 64

@@ -1,17 +1,19 @@
 """The backward kernel: FlashAttention-2 (Dao, 2023, algorithm 2) with keys in vector lanes.
 
-A job is one block of keys of one KV head. K and V are packed once per job; then the tiles of queries that see
-the block pass by, those of all heads of the group one after the other:
+A job is one block of keys of one KV head. K and V are packed once per job, q and dout once per call; then the
+tiles of queries that see the block pass by, those of all heads of the group one after the other:
 
     S = Q K^T,  dP = dO V^T,  P and dS from them,  dQ += dS K,  dV += P^T dO,  dK += dS^T Q
 
 Every product has the numbers of its left factor broadcast and vectors of its right factor as they lie. dK and
 dV stay with the job. dQ of a tile is summed over the blocks in falling order, whoever computes them: each
 block waits for its turn at the tile, and since jobs begin in that order too, the wait is for a job that runs
-already. So all cores work on one head, no partial sums are kept, and the bits do not depend on the number of
-threads.
+already. So several cores can work on one head, no partial sums are kept, and the bits do not depend on the
+number of threads. The blocks of a KV head are a *strand*: a thread keeps to its own, whose q, dout and dq then
+stay in its cache, and helps with those of others when none is left.
 
-Jobs below ``tile_jobs`` come first and prepare a tile of queries each: lse, delta and what sinks need.
+Jobs below ``tile_jobs`` come first and prepare a tile of queries each: q and dout in rows of whole vectors, lse,
+delta and what sinks need.
 """
 
 import math
@@ -28,7 +30,7 @@ from ..segments import (
 from ..visibility import tile_range, visible_range
 from .compile import HELPER_OPTIONS, Kernel, helper
 from .gradient_call import GRADIENT_CALL
-from .gradient_nonfinite import add_nonfinite_keys, add_nonfinite_queries, set_aside
+from .gradient_nonfinite import add_nonfinite_keys, add_nonfinite_queries, copy_finite
 from .gradient_rows import (
     add_bias, find, load_float, load_inputs, load_keys, load_outputs, multiply, multiply_add, padded,
     row_width, statistics_of, store_float, whole_rows,
@@ -61,7 +63,7 @@ tiles_seen = compile_plain(tile_range, numba.njit(**HELPER_OPTIONS))
 
 @part
 def prepare_tile(static, call, scratch, job):
-    """lse (+inf where nothing is seen), delta, what sinks need; dq of a tile that sees nothing is 0."""
+    """q, dout, lse (+inf where nothing is seen), delta, what sinks need; dq of a tile that sees nothing is 0."""
     head = job % call.heads
     tile = job // call.heads
     number = find(call.tile_starts, call.segment_count, tile)
@@ -70,19 +72,24 @@ def prepare_tile(static, call, scratch, job):
     q_length = load_i64(segment + FIELD * Q_LENGTH)
     rows = min(call.block_q, q_length - first)
     batch, start = load_i64(segment + FIELD * Q_BATCH), load_i64(segment + FIELD * Q_START)
-    row = start + first
+    row, tile_row = start + first, load_i64(call.row_starts + 8 * number) + first
 
+    q, dout = packed_q(static, call, head, tile_row), packed_dout(static, call, head, tile_row)
+    out = scratch + call.at_dout
+    load_inputs(static, q, call.q + batch * call.q_b + head * call.q_h + row * call.q_n, call.q_n, call.q_d,
+                rows, call.head_dim, whole_rows(static, rows))
+    # As the forward pass scales them, so that rounding gives the very scores that lse was made of.
+    scale_tile(static, q, row_width(static, call.head_dim) * static.size, rows, padded(static, call.head_dim),
+               call.q_factor)
     stride = row_width(static, call.value_dim) * static.size
-    dout, out = scratch + call.at_dout, scratch + call.at_scores
     load_outputs(static, call.out_code, dout,
                  call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n,
-                 call.dout_n, call.dout_d, rows, call.value_dim, rows)
+                 call.dout_n, call.dout_d, rows, call.value_dim, whole_rows(static, rows))
     load_outputs(static, call.out_code, out,
                  call.out + batch * call.out_b + head * call.out_h + row * call.out_n,
                  call.out_n, call.out_d, rows, call.value_dim, rows)
     lse_row = call.lse + batch * call.lse_b + head * call.lse_h + row * call.lse_n
     dlse_row = call.dlse + batch * call.dlse_b + head * call.dlse_h + row * call.dlse_n
-    tile_row = load_i64(call.row_starts + 8 * number) + first
     lse_at = statistics_of(static, call, LSE, head, tile_row)
     delta_at = statistics_of(static, call, DELTA, head, tile_row)
     sink_sum = 0.0
@@ -107,6 +114,18 @@ def prepare_tile(static, call, scratch, job):
         zeros = scratch + call.at_q
         fill(static, zeros, rows * row_width(static, call.head_dim), 0.0)
         store_dq(static, call, batch, head, row, zeros, rows)
+
+
+@helper
+def packed_q(static, call, head, tile_row):
+    """Where the rows of a tile of q lie, packed and scaled."""
+    return call.packed_q + (head * call.row_count + tile_row) * row_width(static, call.head_dim) * static.size
+
+
+@helper
+def packed_dout(static, call, head, tile_row):
+    """Where the rows of a tile of dout lie, packed."""
+    return call.packed_dout + (head * call.row_count + tile_row) * row_width(static, call.value_dim) * static.size
 
 
 @helper
@@ -210,16 +229,9 @@ def differentiate_tile(
 
     q_stride, v_stride = row_width(static, call.head_dim) * size, row_width(static, call.value_dim) * size
     stride = row_width(static, call.block_k) * size
-    q, dout = scratch + call.at_q, scratch + call.at_dout
+    tile_row = load_i64(call.row_starts + 8 * number) + first
+    q, dout = packed_q(static, call, head, tile_row), packed_dout(static, call, head, tile_row)
     scores, products = scratch + call.at_scores, scratch + call.at_products
-    row = start + first
-    load_inputs(static, q, call.q + batch * call.q_b + head * call.q_h + row * call.q_n, call.q_n, call.q_d,
-                rows, call.head_dim, all_rows)
-    # As the forward pass scales them, so that rounding gives the very scores that lse was made of.
-    scale_tile(static, q, q_stride, rows, padded(static, call.head_dim), call.q_factor)
-    load_outputs(static, call.out_code, dout,
-                 call.dout + batch * call.dout_b + head * call.dout_h + row * call.dout_n, call.dout_n,
-                 call.dout_d, rows, call.value_dim, all_rows)
 
     # At an edge the products leave out what no query of a group of rows, or no key of a panel, has to do
     # with.
@@ -237,7 +249,6 @@ def differentiate_tile(
                  static.panel * size, 0, products + low * stride + panel * size, stride, high - low,
                  call.value_dim, columns)
 
-    tile_row = load_i64(call.row_starts + 8 * number) + first
     make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge)
     if static.general:
         add_bias_gradient(static, call, scratch, number, head, first, rows, key, keys)
@@ -247,9 +258,11 @@ def differentiate_tile(
     if edge or call.may_hide:
         finite = (all_finite(static, q, q_stride, rows, call.head_dim)
                   and all_finite(static, dout, v_stride, rows, call.value_dim))
+    finite_q, finite_dout = q, dout
     if not finite:
-        set_aside(static, scratch + call.at_kept_q, q, rows * row_width(static, call.head_dim))
-        set_aside(static, scratch + call.at_kept_dout, dout, rows * row_width(static, call.value_dim))
+        finite_q, finite_dout = scratch + call.at_q, scratch + call.at_dout
+        copy_finite(static, finite_q, q, rows * row_width(static, call.head_dim))
+        copy_finite(static, finite_dout, dout, rows * row_width(static, call.value_dim))
 
     block_low, _, _, block_high = tiles_seen(first, first + rows, call.block_k, k_length, offset,
                                              call.left, call.right)
@@ -282,7 +295,7 @@ def differentiate_tile(
         add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, first + offset,
                            q_stride, dq)
     if ends:
-        store_dq(static, call, batch, head, row, dq, rows)
+        store_dq(static, call, batch, head, start + first, dq, rows)
     publish(turn, block_high - block)
 
     dk, dv = scratch + call.at_dk, scratch + call.at_dv
@@ -297,15 +310,15 @@ def differentiate_tile(
             low, high = max(low - first, 0), min(high - first, rows)
         if low < high:
             at = low * stride + i * size
-            multiply_add(wide, narrow, scores + at, size, stride, dout + low * v_stride, dv + i * v_stride,
+            multiply_add(wide, narrow, scores + at, size, stride, finite_dout + low * v_stride, dv + i * v_stride,
                          v_stride, count, high - low, padded(static, call.value_dim))
-            multiply_add(wide, narrow, products + at, size, stride, q + low * q_stride, dk + i * q_stride,
+            multiply_add(wide, narrow, products + at, size, stride, finite_q + low * q_stride, dk + i * q_stride,
                          q_stride, count, high - low, padded(static, call.head_dim))
     if not finite:
         add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
-                              scratch + call.at_kept_dout, v_stride, call.value_dim, scores, dv)
+                              dout, v_stride, call.value_dim, scores, dv)
         add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
-                              scratch + call.at_kept_q, q_stride, call.head_dim, products, dk)
+                              q, q_stride, call.head_dim, products, dk)
 
 
 @helper
@@ -348,8 +361,9 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
         load_inputs(static, scratch + call.at_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
         finite = all_finite(static, scratch + call.at_keys, k_stride, keys, call.head_dim)
         if not finite:
-            set_aside(static, scratch + call.at_kept_keys, scratch + call.at_keys,
-                      keys * row_width(static, call.head_dim))
+            kept_keys = scratch + call.at_kept_keys
+            load_inputs(static, kept_keys, k_rows, call.k_n, call.k_d, keys, call.head_dim, keys)
+            copy_finite(static, scratch + call.at_keys, kept_keys, keys * row_width(static, call.head_dim))
         for head in range(kv_head * call.group, (kv_head + 1) * call.group):
             for tile in range(low, high):
                 differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key,
@@ -361,13 +375,20 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
 
 
 @helper
-def unit_of_job(call, job):
-    """First sequence, first KV head and block of keys of a job: blocks fall, heads lie side by side."""
-    units = call.kv_heads // call.heads_per_unit
-    blocks_before = job // units
-    unit = find(call.block_starts, call.unit_count, blocks_before)
-    block = load_i64(call.block_starts + 8 * (unit + 1)) - 1 - blocks_before
-    return unit * call.segments_per_unit, job % units * call.heads_per_unit, block
+def take_block(call, strand):
+    """A block that nobody has taken, and its strand: the thread's own, else a new one, else one of the last.
+
+    Whoever asks has a job, and there are as many blocks as jobs.
+    """
+    while True:
+        if strand >= 0:
+            unit = strand // (call.kv_heads // call.heads_per_unit)
+            blocks = load_i64(call.block_starts + 8 * (unit + 1)) - load_i64(call.block_starts + 8 * unit)
+            taken = fetch_add(call.taken + 8 * (1 + strand), 1)
+            if taken < blocks:
+                return strand, blocks - 1 - taken
+        begun = fetch_add(call.taken, 1)
+        strand = begun if begun < call.strands else call.strands - 1 - begun % call.strands
 
 
 def differentiate(counter, calls, wide, narrow, static):
@@ -383,10 +404,13 @@ def differentiate(counter, calls, wide, narrow, static):
         job = fetch_add(queue, 1)
     if job < call.job_count:
         wait_for(call.turns, call.tile_jobs)
+    strand = -1
     while job < call.job_count:
-        # Sequences and heads that share a bias are one job, which sums its gradient in order; else there is
+        strand, block = take_block(call, strand)
+        # Sequences and heads that share a bias are one strand, which sums its gradient in order; else there is
         # one each.
-        first_segment, first_head, block = unit_of_job(call, job - call.tile_jobs)
+        units = call.kv_heads // call.heads_per_unit
+        first_segment, first_head = strand // units * call.segments_per_unit, strand % units * call.heads_per_unit
         for number in range(first_segment, first_segment + call.segments_per_unit):
             k_length = load_i64(call.segments + SEGMENT * number + FIELD * K_LENGTH)
             if block * call.block_k < k_length:

@@ -11,17 +11,17 @@ STRIDES = {
     "dq": "bhnd", "dk": "bhnd", "dv": "bhnd", "bias": "bhqk", "mask": "bhqk", "alibi": "bh", "dbias": "bhqk",
 }
 TABLES = (
-    "sinks", "segments", "row_starts", "tile_starts", "block_starts", "turns", "statistics", "sums",
-    "row_sums", "column_sums", "sink_sums",
+    "sinks", "segments", "row_starts", "tile_starts", "block_starts", "turns", "taken", "statistics", "packed_q",
+    "packed_dout", "sums", "row_sums", "column_sums", "sink_sums",
 )
 INTEGERS = (
     "heads", "kv_heads", "group", "head_dim", "value_dim", "head_origin", "left", "right", "block_q",
-    "block_k", "segment_count", "row_count", "tile_count", "key_extent", "unit_count", "heads_per_unit",
-    "segments_per_unit",
-    "tile_jobs", "job_count", "out_code", "bias_code", "seed", "threshold", "may_hide",
+    "block_k", "segment_count", "row_count", "key_extent", "heads_per_unit",
+    "segments_per_unit", "strands", "tile_jobs", "job_count", "out_code", "bias_code", "seed", "threshold",
+    "may_hide",
     "scratch_bytes", "at_q", "at_dout", "at_scores", "at_products", "at_derivatives", "at_keep", "at_k_lanes",
     "at_v_lanes", "at_keys", "at_dk", "at_dv", "at_dq", "at_column_sum", "at_rows",
-    "at_kept_q", "at_kept_dout", "at_kept_keys",
+    "at_kept_keys",
 )
 NUMBERS = ("scale", "q_factor", "unit", "dk_factor", "softcap", "keep_factor")
 

@@ -30,13 +30,11 @@ def pair_visible(static, call, number, head, query, key, position):
 
 
 @helper
-def set_aside(static, kept, tile, count):
-    """Copy ``count`` adjacent numbers and put 0 in place of those that are not finite."""
+def copy_finite(static, target, source, count):
+    """Copy ``count`` adjacent numbers, with 0 in place of those that are not finite."""
     for i in range(0, count * static.size, static.size):
-        value = load_own(static, tile + i)
-        store_own(static, kept + i, value)
-        if not np.isfinite(value):
-            store_own(static, tile + i, 0.0)
+        value = load_own(static, source + i)
+        store_own(static, target + i, value if np.isfinite(value) else 0.0)
 
 
 @helper
