@@ -213,6 +213,13 @@ def test_peaks_are_measured():
     assert peaks.read_bandwidth(1 << 20) > 1e7
 
 
+@pytest.mark.parametrize("keys", [16, 5000])
+def test_decoding_is_compared_with_reading_keys_and_values(keys):
+    case = cases.Case("x", heads=2, n_q=1, n_k=keys, passes=(cases.FORWARD,))
+    (row,) = cpu.measure(case, cases.FORWARD, [], 0.02, 1, peers.Omissions())
+    assert 0 < row["percent"] < 200
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 assembly")
 @pytest.mark.parametrize(("bits", "suffix"), [(32, "ps"), (64, "pd")])
 def test_the_peak_is_that_of_independent_full_width_multiply_adds(bits, suffix):

@@ -5,6 +5,7 @@ array as large as the one in question; both on all threads that numbaflash may u
 """
 
 import time
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -117,20 +118,33 @@ def fma_peak(bits: int = 32) -> float:
     return best
 
 
+def reader(*arrays: np.ndarray) -> Callable[[], None]:
+    """A call that reads contiguous arrays once, on all threads, and does nothing else; a short rest is left out."""
+    static = _static(32, 8)
+    round_bytes = static["accumulators"] * static["lanes"] * static["size"]
+    parts = []
+    for x in arrays:
+        rounds = min(512, x.nbytes // round_bytes)
+        if rounds:
+            parts.append((x, rounds * static["accumulators"], x.nbytes // (rounds * round_bytes)))
+    results = np.empty(max((jobs for _, _, jobs in parts), default=0))
+    entry = _READ.specialise((_COUNTER, types.intp, types.intp, types.intp, types.intp), static)
+
+    def read() -> None:
+        for x, vectors, jobs in parts:
+            run(entry, (jobs, x.ctypes.data, vectors, results.ctypes.data, None), jobs=jobs, keep=(x, results))
+
+    return read
+
+
 @cache
 def read_bandwidth(size: int) -> float:
     """Bytes per second at which all threads together read an array of about ``size`` bytes, best try."""
-    static = _static(32, 8)
-    block = 512 * static["accumulators"]
-    jobs = max(1, size // (block * static["lanes"] * 4))
-    data = np.ones(jobs * block * static["lanes"], np.float32)
-    results = np.empty(jobs)
-    entry = _READ.specialise((_COUNTER, types.intp, types.intp, types.intp, types.intp), static)
+    data = np.ones(size // 4, np.float32)
+    read = reader(data)
     best = 0.0
     for _ in range(max(5, int(_TRIES * min(1.0, 2e7 / size)))):
         start = time.perf_counter()
-        run(
-            entry, (jobs, data.ctypes.data, block, results.ctypes.data, None), jobs=jobs, keep=(data, results)
-        )
+        read()
         best = max(best, data.nbytes / (time.perf_counter() - start))
     return best

@@ -181,4 +181,7 @@ def forward_tiles(
     panels = max(1, min(panels, -(-max_q // panel)))
     while panels > 1 and units * -(-max_q // (panels * panel)) < _JOBS_PER_THREAD * threads:
         panels -= 1
+    # Blocks of one head alike: a last one of few rows would read all K and V for little.
+    in_all = max(1, -(-max_q // panel))
+    panels = -(-in_all // -(-in_all // panels))
     return ForwardTiles(panels, block_k, packed_heads)
