@@ -20,7 +20,7 @@ from .lanes import (
 from .nonfinite import add_nonfinite_values, clean_values
 from .scorepass import alibi_scores, combine_columns, drop_weights, softcap_scores
 from .simd import fetch_add, load_f32, load_f64, load_i64, store_f32, store_f64
-from .softmax import ALPHA, NEW_MAX, STATE_PANELS, SUM, add_sink, finish_lse, hide_outside, softmax
+from .softmax import ALPHA, NEW_MAX, STATE_PANELS, SUM, add_sink, finish_lse, hide_outside, softmax, take_maximum
 from .storage import BFLOAT16, BOOLEAN, FLOAT16, FLOAT32, FLOAT64
 from .tiles import all_finite, fill, pack_panel, pack_rows, unpack_panel
 
@@ -169,9 +169,11 @@ def attend_block(static, call, scratch, job):
             else:
                 gemm_max(static, tile_keys, k_stride, size, queries, width, scores, width, count, call.head_dim,
                          state + NEW_MAX * width)
-            if static.general or edge:
+            if edge:
                 hide_outside(static, scores, count, begin, lane_table(static, call, scratch, LOW, panel),
                              lane_table(static, call, scratch, HIGH, panel), state)
+            elif static.general:
+                take_maximum(static, scores, count, state)
             softmax(static, scores, count, state, call.unit)
             if static.general and call.threshold >= 0:
                 drop_weights(

@@ -7,11 +7,11 @@ row, where it overlaps its neighbour. So rows must be at least one vector long, 
 """
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from .compile import Static
-from .simd import I32, I64, INFINITY, POINTER, Lanes, Value, typed
+from .simd import I32, I64, INFINITY, Lanes, Value, typed
 from .softmax import ALPHA, NEW_MAX, OLD_MAX, SUM, in_powers_of_two, reference_of, weight_of
 from .storage import ITEM_SIZES, load_as_computed
 
@@ -22,13 +22,6 @@ def _wide(context, builder, static: Static) -> Lanes:
 
 _LINE = 64
 """Bytes of a cache line: each is asked for once."""
-
-
-def _prefetch(x: Lanes, pointer: Value) -> None:
-    """Ask for a cache line that will be read soon."""
-    kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-    function = cgutils.get_or_insert_function(x.builder.module, kind, "llvm.prefetch.p0")
-    x.builder.call(function, [pointer, *(ir.Constant(I32, number) for number in (0, 3, 1))])
 
 
 def _sum_lanes(x: Lanes, vectors: list[Value]) -> Value:
@@ -82,7 +75,7 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
 
             def ask(column: Value) -> None:
                 for pointer in soon:
-                    _prefetch(x, x.at(pointer, x.times(column, size)))
+                    x.prefetch(x.at(pointer, x.times(column, size)))
 
             def add(slot: Value, column: Value, sums: list[Value], partial: bool = False) -> list[Value]:
                 sums = list(sums)
@@ -235,7 +228,7 @@ def weigh_values(
                 def per_key(key: Value, sums: list[Value]) -> list[Value]:
                     sums = list(sums)
                     for pointer in soon:
-                        _prefetch(x, x.at(pointer, x.times(key, ahead_row)))
+                        x.prefetch(x.at(pointer, x.times(key, ahead_row)))
                     offset, at_weights = x.times(key, v_row), x.at(weights, x.times(key, rows * x.size))
                     loaded = [load_as_computed(x, x.at(place, offset), code, x.lanes) for place in places]
                     for lane in range(rows):

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from .. import dropout
 from .compile import Static
 from .simd import I64, INFINITY, Lanes, Value, typed
-from .storage import BOOLEAN
+from .storage import BOOLEAN, ITEM_SIZES
 from .tiles import each_column
 
 
@@ -76,7 +76,9 @@ def combine_columns(typing_context, static, code, scores, rows, shift, count, st
                 hides = b.fcmp_ordered("==", value, hidden)
                 x.store(b.select(hides, hidden, b.fadd(score, value)), at)
 
-        each_column(x, code, static["vectors"], x.pointer(rows), count, stride, consume, shift)
+        # Rows lie far apart, and the hardware does not see that the next tile continues them.
+        next_tile = x.times(count, ITEM_SIZES[code])
+        each_column(x, code, static["vectors"], x.pointer(rows), count, stride, consume, shift, next_tile)
         return context.get_dummy_value()
 
     return typed(types.void, static, literal, scores, rows, shift, count, stride), generate

@@ -113,6 +113,12 @@ class Lanes:
     def store(self, value: Value, pointer: Value) -> None:
         self.builder.store(value, pointer, align=1)
 
+    def prefetch(self, pointer: Value) -> None:
+        """Ask for a cache line that will be read soon; any address will do."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        self.builder.call(function, [pointer, *(ir.Constant(I32, number) for number in (0, 3, 1))])
+
     def splat(self, number: Value) -> Value:
         kind = ir.VectorType(number.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)

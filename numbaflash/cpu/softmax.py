@@ -113,6 +113,29 @@ def hide_outside(typing_context, static, scores, count, key, low, high, state):
 
 
 @intrinsic
+def take_maximum(typing_context, static, scores, count, state):
+    """The new maximum of scores that a stage has changed, where none lies outside a lane's keys."""
+
+    def generate(context, builder, signature, arguments):
+        x = Lanes(context, builder, static)
+        _, scores, count, state = arguments
+        scores, state = x.pointer(scores), x.pointer(state)
+        width = static["panel"] * x.size
+        vectors = range(static["vectors"])
+
+        def body(i: Value, largest: list[Value]) -> list[Value]:
+            row = x.at(scores, x.times(i, width))
+            return [x.maximum(x.load(x.at(row, j * x.bytes)), largest[j]) for j in vectors]
+
+        largest = x.loop(count, [x.load(x.at(state, OLD_MAX * width + j * x.bytes)) for j in vectors], body)
+        for j, value in enumerate(largest):
+            x.store(value, x.at(state, NEW_MAX * width + j * x.bytes))
+        return context.get_dummy_value()
+
+    return typed(types.void, static, scores, count, state), generate
+
+
+@intrinsic
 def add_sink(typing_context, static, state, sinks, unit):
     """One more logit per lane (natural units) joins the sum; alpha becomes the factor of what was summed."""
 

@@ -17,12 +17,12 @@ from .storage import ITEM_SIZES, load_as_computed, store_as
 
 def each_column(
     x: Lanes, code: int, vectors: int, rows: Value, columns: Value, stride: Value,
-    consume: Callable[[Value, Value, Value], None], shift: Value | None = None,
+    consume: Callable[[Value, Value, Value], None], shift: Value | None = None, ahead: Value | None = None,
 ) -> None:
     """Call ``consume(column, vector, value)`` for each column of the rows and each vector of lanes.
 
     ``value`` holds, lane by lane, the number at ``row address + shift + column * stride``. Rows of adjacent numbers are
-    loaded as vectors and transposed, others number by number.
+    loaded as vectors and transposed, others number by number. What lies ``ahead`` bytes further on is asked for.
     """
     b = x.builder
     adjacent = b.icmp_signed("==", stride, ir.Constant(I64, ITEM_SIZES[code]))
@@ -39,6 +39,9 @@ def each_column(
             offset = x.times(column, ITEM_SIZES[code])
             offset = offset if shift is None else x.plus(offset, shift)
             loaded = [load_as_computed(x, x.at(p, offset), code, x.lanes) for p in pointers]
+            if ahead is not None:
+                for p in pointers:
+                    x.prefetch(x.at(p, offset, ahead))
             for c, value in enumerate(x.transpose(loaded)):
                 consume(x.plus(column, c), vector, value)
             return []
