@@ -16,14 +16,14 @@ def keys(opcode):
         yield from (f"{name}:{parts[-1]}", name)
 
 
-def tested():
+def opcodes_in_the_table():
     opcodes = [c for family in FAMILIES for i in family.instructions for c in (i.covers or (i.opcode,))]
     opcodes += [c for program in PROGRAMS for c in program.covers]
     return {next((key for key in keys(opcode) if key in OPCODES), None) for opcode in opcodes}
 
 
 def test_every_registered_opcode_has_a_case():
-    assert sorted(set(OPCODES) - tested()) == []
+    assert sorted(set(OPCODES) - opcodes_in_the_table()) == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name.replace(" ", "_"))
