@@ -1,7 +1,9 @@
 """`launch`: one kernel on NumPy arrays."""
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 import time
 
 import numpy as np
@@ -121,9 +123,12 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
     else:
         text, kinds, default_names = compile_kernel(kernel, arguments, arch)
     names = tuple(names) if names is not None else default_names
-    return launch_text(text, kinds, names, grid, block, arguments, shared_bytes=shared_bytes, checks=checks,
-                       copies=copies, seed=seed, counters=counters, entry=entry, max_steps=max_steps,
-                       resident_blocks=resident_blocks)
+    report = launch_text(text, kinds, names, grid, block, arguments, shared_bytes=shared_bytes, checks=checks,
+                         copies=copies, seed=seed, counters=counters, entry=entry, max_steps=max_steps,
+                         resident_blocks=resident_blocks)
+    if kinds is None:
+        return report
+    return dataclasses.replace(report, kernel=getattr(kernel, "py_func", kernel).__name__)
 
 
 def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late",
@@ -134,12 +139,12 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     checks = Checks.of(checks)
     if copies not in ("late", "early"):
         raise ValueError(f'copies must be "late" or "early", not {copies!r}')
-    if shared_bytes < 0:
+    if whole("shared_bytes", shared_bytes) < 0:
         raise ValueError(f"shared_bytes must not be negative, not {shared_bytes}")
     if len(names) != len(arguments):
         raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
     for name, value in ("max_steps", max_steps), ("resident_blocks", resident_blocks):
-        if value is not None and value < 1:
+        if value is not None and whole(name, value) < 1:
             raise ValueError(f"{name} must be positive, not {value}")
     module, function = prepared(text, entry)
     check_threads(function, block)
@@ -152,8 +157,18 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     except RaceError:
         if journal.suspect is None:
             raise
-    execute(*settings, Journal(watch=journal.suspect))
-    raise AssertionError("the second run of a racy launch did not find the race again")
+        execute(*settings, Journal(watch=journal.suspect))  # the same once more, to tell more of the other access
+        raise
+
+
+def whole(name: str, value) -> int:
+    """An integer, or a TypeError that names the argument."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
 
 
 def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,

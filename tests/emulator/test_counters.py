@@ -115,3 +115,8 @@ def test_the_report_is_a_table():
     text = str(emulator.launch(copy_strided, 2, 32, x, x.copy(), 1))
     assert "copy_strided" in text and "global load" in text and "256 bytes in 2 requests" in text
     assert "(1.00 x ideal)" in text
+
+
+def test_a_report_calls_a_kernel_by_its_python_name():
+    report = emulator.launch(copy_strided, 1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), 1)
+    assert report.kernel == "copy_strided" and " copy_strided\n" in str(report)

@@ -92,3 +92,10 @@ def test_launch_bounds_of_the_kernel_hold(bound, block, message):
     else:
         with pytest.raises(ValueError, match=message):
             emulator.launch(text, 1, block)
+
+
+@pytest.mark.parametrize("value", ["4", 2.0, True, [1]])
+@pytest.mark.parametrize("option", ["shared_bytes", "max_steps", "resident_blocks"])
+def test_counts_that_are_no_integers_are_refused_by_name(option, value):
+    with pytest.raises(TypeError, match=f"{option} must be an integer"):
+        emulator.launch(EMPTY, 1, 1, **{option: value})
