@@ -1,6 +1,7 @@
 """The public calls: thin, each one Options -> Problem -> backend."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -320,7 +321,7 @@ def attention_vjp(
     options = _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
     _refuse_stream(stream, problem)
-    out, lse = _run(problem, options, q, None, stream)
+    out, lse = _run(problem, options, backends.choose(options.backend, problem), q, None, stream)
 
     def vjp(dout: Any, dlse: Any = None) -> Gradients:
         if dlse is not None and not return_lse:
@@ -349,15 +350,15 @@ def _forward(
     _boolean("return_lse", return_lse)
     problem = make_problem(q, k, v, options, cu_q, cu_k)
     _refuse_stream(stream, problem)
-    out, lse = _run(problem, options, q, out, stream, (cu_q, cu_k))
-    replay.keep(key, problem, backends.choose(options.backend, problem), out, lse)
+    module = backends.choose(options.backend, problem)
+    out, lse = _run(problem, options, module, q, out, stream, (cu_q, cu_k))
+    replay.keep(key, problem, module, out, lse)
     return (out, lse) if return_lse else out
 
 
 def _run(
-    problem: Problem, options: Options, q: Any, out: Any, stream: Any, offsets: tuple = ()
+    problem: Problem, options: Options, module: ModuleType, q: Any, out: Any, stream: Any, offsets: tuple = ()
 ) -> tuple[Any, Any]:
-    module = backends.choose(options.backend, problem)
     library = problem.home.library
     out_shape, lse_shape = _caller_shape(problem, problem.out_shape), _caller_lse_shape(problem)
     if out is None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import time
 
 import numpy as np
 
+from ..problem import _integer
 from .arguments import Memory, flatten_numba, flatten_ptx, gather
 from .calls import flatten
 from .checks import Checks
@@ -139,12 +139,12 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     checks = Checks.of(checks)
     if copies not in ("late", "early"):
         raise ValueError(f'copies must be "late" or "early", not {copies!r}')
-    if whole("shared_bytes", shared_bytes) < 0:
+    if _integer("shared_bytes", shared_bytes) < 0:
         raise ValueError(f"shared_bytes must not be negative, not {shared_bytes}")
     if len(names) != len(arguments):
         raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
     for name, value in ("max_steps", max_steps), ("resident_blocks", resident_blocks):
-        if value is not None and whole(name, value) < 1:
+        if value is not None and _integer(name, value) < 1:
             raise ValueError(f"{name} must be positive, not {value}")
     module, function = prepared(text, entry)
     check_threads(function, block)
@@ -159,16 +159,6 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
             raise
         execute(*settings, Journal(watch=journal.suspect))  # the same once more, to tell more of the other access
         raise
-
-
-def whole(name: str, value) -> int:
-    """An integer, or a TypeError that names the argument."""
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
 
 
 def execute(module, function, kinds, grid, block, arguments, names, shared_bytes, checks, copies, seed,
