@@ -1,60 +1,17 @@
-"""Gradients against the oracle, option by option and in any mix."""
+"""Gradients: shapes, dtypes, closed forms and finite differences."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import EVERY_DTYPE, EVERY_VARIANT, Variant, calls, f16, f32, f64
-from tolerances import assert_backward, assert_forward
+from strategies import EVERY_DTYPE, Variant, calls, f16, f32, f64
+from tolerances import assert_forward
 
 import numbaflash
 from numbaflash import reference
 
-RUN_TIME_OPTIONS = ["causal", "window", "q_offset", "scale", "sinks", "lengths"]
-
-
-def check(call, backend):
-    out, lse = call.forward(backend.name)
-    assert_backward(call.problem, call.dout, call.dlse, call.backward(backend.name, out, lse), call.options)
-
-
-def examples(backend, count):
-    return settings(max_examples=max(1, int(count * backend.examples * settings().max_examples / 30)))
-
-
-@pytest.mark.emulated("float32-plain", "float32-alibi+bias+drop", "float64-alibi+bias+drop")
-@pytest.mark.parametrize("variant", EVERY_VARIANT)
-def test_every_variant_agrees_with_the_oracle(backend, variant):
-    @examples(backend, 12)
-    @given(calls(backend, variant=variant))
-    def agree(call):
-        check(call, backend)
-
-    agree()
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize("option", RUN_TIME_OPTIONS)
-def test_every_option_alone_agrees_with_the_oracle(backend, option):
-    @examples(backend, 12)
-    @given(calls(backend, variant=Variant(f32), options=frozenset({option, "causal"})))
-    def agree(call):
-        check(call, backend)
-
-    agree()
-
-
-@pytest.mark.slow
-def test_any_mix_of_options_agrees_with_the_oracle(backend):
-    @examples(backend, 50)
-    @given(calls(backend))
-    def agree(call):
-        check(call, backend)
-
-    agree()
-
 
 def test_vjp_is_the_forward_and_the_backward_call(backend):
-    @examples(backend, 20)
+    @settings(max_examples=max(1, int(20 * backend.examples * settings().max_examples / 30)))
     @given(calls(backend, variant=Variant(f32, frozenset({"bias"}))))
     def agree(call):
         (out, lse), vjp = call.vjp(backend.name)

@@ -11,7 +11,8 @@ from numbaflash import reference
 
 from . import report
 from .cases import BOTH, FORWARD, Case, make_inputs, our_options
-from .peers import NAMES, OURS, Numbaflash, Omissions, Peer, Unsupported, find
+from .contest import OURS, Unsupported
+from .peers import NAMES, Numbaflash, Omissions, Peer, find
 
 HELP = "max and rms error by dtype, forward and gradients, beside the same peers"
 DTYPES = ("float64", "float32", "float16", "bfloat16")

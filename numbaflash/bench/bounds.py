@@ -9,17 +9,15 @@ import argparse
 import os
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from numbaflash.cuda import variants
 from numbaflash.cuda.backward_sm80 import BackwardConfig
-from numbaflash.cuda.compile import compile_cubin
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 
 from . import report
 from .pipes import GPUS, GROUPS, OTHER, UNITS, legend, limit, matrix_flops, teraflops, usage
+from .pool import in_processes
 from .sass import SassError, disassemble, tile_path
 
 PATTERNS = tuple(
@@ -119,15 +117,8 @@ def measure(kernel: variants.Kernel) -> dict[str, Any]:
     gpu, variant, spec = GPUS[kernel.arch], variants.VARIANTS[kernel.variant], kernel.planned.kernel
     config = variants.configurations(kernel.variant, kernel.arch)[kernel.launch]
     tile = queries_tile_of(config) if "queries" in spec.name else tile_of(config)
-    cubin = compile_cubin(
-        spec.function,
-        tuple(spec.signature),
-        kernel.arch,
-        launch_bounds=spec.launch_bounds,
-        max_registers=spec.max_registers,
-    )
     try:
-        path, tiles = tile_path(disassemble(cubin.code), matrix_flops, tile.flops // config.warps)
+        path, tiles = tile_path(disassemble(spec.cubin(kernel.arch).code), matrix_flops, tile.flops // config.warps)
     except SassError as error:
         raise SassError(f"{spec.name} of {kernel.variant} for {kernel.arch}: {error}") from None
     used = usage(path, tiles, gpu)
@@ -221,8 +212,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     kernels = chosen(arguments)
     jobs = min(arguments.threads or os.cpu_count() or 1, len(kernels))
     print(legend(GPUS[arch] for arch in dict.fromkeys(kernel.arch for kernel in kernels)))
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        rows = list(pool.map(measure, kernels))
+    rows = list(in_processes(measure, kernels, jobs, ordered=True))
     print("\ninstructions of one warp per tile (rows x columns of scores), by group:\n")
     _show(COUNT_COLUMNS, rows)
     print("\nclocks of a multiprocessor per tile, by unit, and the bound of each kernel's own operations:\n")

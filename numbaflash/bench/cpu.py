@@ -9,7 +9,8 @@ import numpy as np
 
 from . import peaks, report
 from .cases import BOTH, CASES, FORWARD, PASSES, QUICK, Case, bytes_read, make_inputs, operations
-from .peers import NAMES, OURS, Numbaflash, Omissions, Peer, Unsupported, find
+from .contest import OURS, Unsupported
+from .peers import NAMES, Numbaflash, Omissions, Peer, find
 from .timing import interleave, ratio
 
 HELP = "speed beside torch, jax, onnxruntime and NumPy; percent of the machine's measured peak"

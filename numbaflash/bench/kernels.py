@@ -10,17 +10,15 @@ To compile with CUDA 12 instead of 13, run it in an environment of its own made 
 import argparse
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from typing import Any
 
 from numbaflash.cuda import variants
-from numbaflash.cuda.compile import ARCHITECTURES, Resources, compile_cubin, compile_ptx, require_numba_cuda
+from numbaflash.cuda.compile import ARCHITECTURES, Resources, require_numba_cuda
 from numbaflash.cuda.plan import Launch
 from numbaflash.cuda.simt_config import shared_limit
 
 from . import bounds, report
+from .pool import in_processes
 
 HELP = "registers, spills and shared memory of the CUDA kernels, held to their limits"
 REGISTER_FILE, MOST_REGISTERS, WARP_UNIT = 65536, 255, 8
@@ -106,42 +104,21 @@ def run(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     table = report.Table(COLUMNS)
     table.head()
     started, rows = time.perf_counter(), []
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for row in _measured(pool, kernels):
-            rows.append(row)
-            table.row(row)
+    for row in in_processes(measure, kernels, jobs):
+        rows.append(row)
+        table.row(row)
     bad = [row for row in rows if row["verdict"] != "ok"]
     print(f"\n{len(rows)} kernels in {time.perf_counter() - started:.0f} s, {len(bad)} over a limit")
     return rows, not bad
-
-
-def _measured(pool: Executor, kernels: list[variants.Kernel]) -> Iterator[dict[str, Any]]:
-    pending = [pool.submit(measure, kernel) for kernel in kernels]
-    try:
-        for done in as_completed(pending):
-            yield done.result()
-    finally:
-        for one in pending:
-            one.cancel()
 
 
 def measure(kernel: variants.Kernel) -> dict[str, Any]:
     """Compile one kernel; its row."""
     launch = kernel.planned
     spec, started = launch.kernel, time.perf_counter()
-    cubin = compile_cubin(
-        spec.function,
-        tuple(spec.signature),
-        kernel.arch,
-        launch_bounds=spec.launch_bounds,
-        max_registers=spec.max_registers,
-    )
-    matrix = None
+    cubin, matrix = spec.cubin(kernel.arch), None
     if TENSOR in spec.name and CONVERTS not in spec.name:
-        text = compile_ptx(
-            spec.function, tuple(spec.signature), kernel.arch, launch_bounds=spec.launch_bounds
-        )
-        matrix = text.count(MATRIX)
+        matrix = spec.ptx(kernel.arch).count(MATRIX)
     shared = cubin.resources.static_shared + launch.shared_bytes
     wrong = breaches(cubin.resources, launch, kernel.arch, matrix)
     return {

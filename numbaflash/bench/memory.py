@@ -17,7 +17,8 @@ import numbaflash
 
 from . import report
 from .cases import BOTH, FORWARD, Case, make_inputs
-from .peers import ALL, NAMES, OURS, Numbaflash, find
+from .contest import OURS
+from .peers import ALL, NAMES, Numbaflash, find
 from .resident import available_bytes, peak_growth
 
 HELP = "peak memory against sequence length beside standard attention, and of a Llama-2 7B layer"

@@ -6,7 +6,6 @@ gets the equivalent mask or bias.
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,29 +15,19 @@ from numbaflash.cpu.threads import get_num_threads
 
 from . import plain
 from .cases import BOTH, FORWARD, Case, Inputs, dense_bias, dense_visibility, dtype_of, our_options
+from .contest import OURS, Contestant, Unsupported, attempt
 from .report import UsageError
 
-OURS = "numbaflash"
 
-
-class Unsupported(Exception):
-    """The peer cannot do this case; the message says why in a few words."""
-
-
-class Peer:
-    """Base of all contestants.
+class Peer(Contestant):
+    """Base of all contestants on the CPU.
 
     Attributes
     ----------
-    name : str
-    modules : tuple of str
-        What must be installed.
     restricted : bool
         Whether ``--avx2`` can hold it to AVX2.
     """
 
-    name = ""
-    modules: tuple[str, ...] = ()
     restricted = True
 
     def prepare(self, case: Case, inputs: Inputs, which: str) -> Callable[[], Any]:
@@ -55,14 +44,7 @@ class Peer:
 
     def attempt(self, case: Case, inputs: Inputs, which: str) -> tuple[Callable[[], Any], list[np.ndarray]]:
         """The callable of :meth:`prepare` and its first result; Unsupported, whatever goes wrong."""
-        try:
-            call = self.prepare(case, inputs, which)
-            return call, self.arrays(case, call())
-        except Unsupported:
-            raise
-        except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            raise Unsupported(f"{type(error).__name__}: {first_line[:90]}") from error
+        return attempt(lambda: self.prepare(case, inputs, which), lambda result: self.arrays(case, result))
 
 
 class Numbaflash(Peer):
@@ -326,10 +308,9 @@ def find(names: str | None, avx2: bool) -> list[Peer]:
             raise UsageError(f"--peers has {name!r}; there is {', '.join(NAMES)}")
     present: list[Peer] = []
     for kind in ALL:
-        lacking = [module for module in kind.modules if find_spec(module) is None]
         if kind.name not in wanted:
             continue
-        if lacking:
+        if lacking := kind.lacking():
             print(f"without   {kind.name}: not installed: pip install {' '.join(lacking)}")
         elif avx2 and not kind.restricted:
             print(f"without   {kind.name}: cannot be held to AVX2")

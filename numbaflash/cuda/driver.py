@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbaflash.arrays import address
-from numbaflash.cuda.compile import compile_cubin
 from numbaflash.cuda.plan import KernelSpec, Plan, Pointer, Workspace
 from numbaflash.device import DeviceView
 
@@ -99,10 +98,7 @@ class Device:
         return function
 
     def _load(self, spec: KernelSpec) -> Any:
-        cubin = compile_cubin(
-            spec.function, spec.signature, self.arch,
-            launch_bounds=spec.launch_bounds, max_registers=spec.max_registers,
-        )
+        cubin = spec.cubin(self.arch)
         library = call("cuLibraryLoadData", cubin.code, [], [], 0, [], [], 0)
         return call("cuLibraryGetKernel", library, cubin.entry.encode())
 

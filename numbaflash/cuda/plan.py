@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from numbaflash.cuda.compile import Cubin, compile_cubin, compile_ptx
+
 MAX_BLOCK = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
@@ -44,6 +46,16 @@ class KernelSpec:
     signature: tuple
     launch_bounds: "int | tuple | None" = None
     max_registers: "int | None" = None
+
+    def cubin(self, arch: str) -> Cubin:
+        """Its machine code for an architecture, from the cache where it is there."""
+        return compile_cubin(self.function, tuple(self.signature), arch, launch_bounds=self.launch_bounds,
+                             max_registers=self.max_registers)
+
+    def ptx(self, arch: str, lineinfo: bool = False) -> str:
+        """Its PTX for an architecture, from the cache where it is there."""
+        return compile_ptx(self.function, tuple(self.signature), arch, launch_bounds=self.launch_bounds,
+                           lineinfo=lineinfo)
 
 
 @dataclass(frozen=True, eq=False)

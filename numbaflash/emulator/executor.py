@@ -28,7 +28,6 @@ def execute(plan, *, arch: str = "sm_80", **options) -> Report:
     EmulatorError
         As for `launch`. Workspaces without a ``fill`` count as uninitialized until a launch has written them.
     """
-    from numbaflash.cuda.compile import compile_ptx
     from numbaflash.cuda.plan import Pointer, Workspace
     memories = {id(w): _Scratch(w) for w in plan.workspaces}
 
@@ -51,8 +50,7 @@ def execute(plan, *, arch: str = "sm_80", **options) -> Report:
     total = None
     for one in plan.launches:
         spec = one.kernel
-        text = compile_ptx(spec.function, tuple(spec.signature), arch, launch_bounds=spec.launch_bounds,
-                           lineinfo=True)
+        text = spec.ptx(arch, lineinfo=True)
         code = getattr(spec.function, "py_func", spec.function).__code__
         arguments = [resolve(item) for item in one.arguments]
         report = launch_text(text, tuple(spec.signature), code.co_varnames[:code.co_argcount], one.grid,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import numbaflash
-from numbaflash.bench import cli, report
+from numbaflash.bench import cli, contest, report
 from numbaflash.bench.gpu import bench, bundle, cases, checks, device, measure, model, peers, steps
 from numbaflash.cuda import variants
 
@@ -224,7 +224,7 @@ def test_host_time_is_measured_for_everyone(small):
 
 
 def test_peers_that_are_missing_are_named_with_what_they_need(monkeypatch):
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(contest, "find_spec", lambda name: None)
     present, missing = peers.find(FakeGpu())
     assert present == [] and set(missing) == {peer.name for peer in peers.PEERS}
     assert missing["flash-attn"] == "needs torch, flash_attn"

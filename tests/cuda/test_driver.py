@@ -31,11 +31,11 @@ def fake(monkeypatch):
     monkeypatch.setattr(driver, "_bindings", lambda: fake)
     compiled = []
 
-    def compile_cubin(function, signature, arch, **options):
-        compiled.append((function.__name__, arch))
-        return SimpleNamespace(code=b"machine code", entry=function.__name__)
+    def cubin(spec, arch):
+        compiled.append((spec.name, arch))
+        return SimpleNamespace(code=b"machine code", entry=spec.name)
 
-    monkeypatch.setattr(driver, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(KernelSpec, "cubin", cubin)
     fake.compiled = compiled
     yield fake
     driver.device.cache_clear()

@@ -10,6 +10,7 @@ from host_driver import Driver
 
 from numbaflash.arrays import NUMPY, Home, operand
 from numbaflash.cuda import backend, driver
+from numbaflash.cuda.plan import KernelSpec
 from numbaflash.device import device_view
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
@@ -26,7 +27,7 @@ class Launches:
         monkeypatch.setattr(Driver, "_cuLaunchKernel", lambda driver, *arguments: ())
         monkeypatch.setattr(driver, "_bindings", lambda: fake)
         code = SimpleNamespace(code=b"", entry="forward")
-        monkeypatch.setattr(driver, "compile_cubin", lambda *arguments, **options: code)
+        monkeypatch.setattr(KernelSpec, "cubin", lambda spec, arch: code)
         monkeypatch.setattr(backend, "RECORDINGS", {})
         driver.device.cache_clear()
         pack, plan = driver.pack_parameters, backend.plan_forward

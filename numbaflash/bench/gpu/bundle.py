@@ -5,19 +5,18 @@ Planning asks no device, so this needs none.
 
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbaflash.cuda.compile import Cubin, compile_cubin
+from numbaflash.cuda.compile import Cubin
 from numbaflash.cuda.plan import KernelSpec, Plan
 from numbaflash.cuda.plans import plan_backward, plan_forward
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
 
+from ..pool import in_processes
 from . import checks
 from .cases import CASES, DIRECTIONS, FORWARD, GpuCase
 
@@ -104,26 +103,10 @@ def _key(spec: KernelSpec) -> tuple[Any, ...]:
 def compile_job(job: Job) -> Cubin:
     """Machine code of one kernel, from the cache where it is there."""
     spec = plan_of(job.call, job.direction, job.arch).launches[job.launch].kernel
-    return compile_cubin(
-        spec.function,
-        tuple(spec.signature),
-        job.arch,
-        launch_bounds=spec.launch_bounds,
-        max_registers=spec.max_registers,
-    )
+    return spec.cubin(job.arch)
 
 
 def compile_all(wanted: list[Job], workers: int | None = None) -> Iterator[Cubin]:
     """Machine code of many kernels, as they get ready, in processes of their own."""
     workers = min(workers or os.cpu_count() or 1, max(1, len(wanted)))
-    if workers == 1:
-        yield from map(compile_job, wanted)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        pending = [pool.submit(compile_job, job) for job in wanted]
-        try:
-            for done in as_completed(pending):
-                yield done.result()
-        finally:
-            for one in pending:
-                one.cancel()
+    return map(compile_job, wanted) if workers == 1 else in_processes(compile_job, wanted, workers)

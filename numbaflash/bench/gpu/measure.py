@@ -13,7 +13,8 @@ import numbaflash
 from ..pipes import GPUS
 from .cases import CASES, DIRECTIONS, HIDDEN, TOKENS, GpuCase
 from .device import Gpu, interleave, ratio
-from .peers import OURS, Numbaflash, Peer, Unsupported, matmul_peak
+from ..contest import OURS, Unsupported
+from .peers import Numbaflash, Peer, matmul_peak
 
 CALLS = 200
 PREPARE_SECONDS = 40.0

@@ -7,36 +7,27 @@ from typing import Any
 
 import numbaflash
 
+from ..contest import OURS, Contestant, Unsupported, attempt
 from .cases import FORWARD, GpuCase
 from .device import Gpu
 
-OURS = "numbaflash"
 SIXTEEN = ("float16", "bfloat16")
 
 
-class Unsupported(Exception):
-    """The peer cannot do this case; the message says why in a few words."""
-
-
-class Peer:
-    """Base of all contestants.
+class Peer(Contestant):
+    """Base of all contestants on a GPU.
 
     Attributes
     ----------
-    name : str
-    modules : tuple of str
-        What must be installed.
     library : str
         Whose arrays it takes.
     """
 
-    name, library = "", "torch"
-    modules: tuple[str, ...] = ("torch",)
+    modules, library = ("torch",), "torch"
 
     def missing(self, gpu: Gpu) -> str:
         """Why it cannot take part here at all; empty where it can."""
-        lacking = [module for module in self.modules if find_spec(module) is None]
-        if lacking:
+        if lacking := self.lacking():
             return f"needs {', '.join(lacking)}"
         return "" if self.library in ("", gpu.library) else f"needs {self.library} with CUDA"
 
@@ -48,16 +39,12 @@ class Peer:
         self, case: GpuCase, arrays: tuple, direction: str, gpu: Gpu
     ) -> tuple[Callable[[], Any], Any]:
         """The callable of :meth:`prepare` and its first result; Unsupported, whatever goes wrong."""
-        try:
-            call = self.prepare(case, arrays, direction, gpu)
-            result = call()
+
+        def finish(result: Any) -> Any:
             gpu.synchronize()
-            return call, result
-        except Unsupported:
-            raise
-        except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            raise Unsupported(f"{type(error).__name__}: {first_line[:100]}") from error
+            return result
+
+        return attempt(lambda: self.prepare(case, arrays, direction, gpu), finish)
 
 
 class Numbaflash(Peer):
