@@ -1,8 +1,9 @@
 """What compiled code depends on, as a digest: the name of a cache entry.
 
-A cache that misses a dependency runs stale code, so nothing is assumed: *every* source file of this package
-counts, so do the versions of the compilers, and of a function from elsewhere its bytecode, closure and the
-globals it names.  What cannot be described in full raises `Unstable`; its code is then kept in memory only.
+A cache that misses a dependency runs stale code, so nothing is assumed: *every* source file of the folders that
+kernels are made of counts, so do the versions of the compilers, and of a function from elsewhere its bytecode,
+closure and the globals it names.  What cannot be described in full raises `Unstable`; its code is then kept in
+memory only.
 """
 import functools
 import hashlib
@@ -15,6 +16,8 @@ import numpy as np
 from numba.core import types
 
 PACKAGE = __name__.partition(".")[0]
+FOLDERS = (".", "cuda")
+"""Of this package, what kernels are made of; a kernel in another one (``bench``) counts like a user's."""
 TRUSTED = {PACKAGE, "numba", "numba_cuda", "llvmlite", "numpy", "math", "operator", "builtins", "cuda"}
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.dtype, types.Type)
 HOW_NUMBA_LINKS = {"lto"}
@@ -38,9 +41,9 @@ def digest(*parts: object) -> str:
 
 @functools.lru_cache(maxsize=None)
 def sources(root: "str | None" = None) -> str:
-    """Digest of the names and contents of all Python files below `root`: by default, of this package."""
+    """Digest of the names and contents of all Python files below `root`: by default, of what kernels are made of."""
     directory = Path(__file__).parent.parent if root is None else Path(root)
-    files = sorted(directory.rglob("*.py"))
+    files = _files() if root is None else sorted(directory.rglob("*.py"))
     if not files:
         raise Unstable(f"no source files in {directory}")
     hashed = hashlib.sha256()
@@ -52,7 +55,26 @@ def sources(root: "str | None" = None) -> str:
 
 def sources_edited() -> bool:
     """Whether a file of this package changed since the import: then what runs is not what `sources` read."""
-    return any(file.stat().st_mtime > IMPORTED for file in Path(__file__).parent.parent.rglob("*.py"))
+    return any(file.stat().st_mtime > IMPORTED for file in _files())
+
+
+def _files() -> list[Path]:
+    package = Path(__file__).parent.parent
+    return [file for folder in FOLDERS for file in sorted((package / folder).glob("*.py"))]
+
+
+@functools.lru_cache(maxsize=None)
+def _modules() -> frozenset[str]:
+    """Names of the modules whose text `sources` covers."""
+    package = Path(__file__).parent.parent
+    parts = ((PACKAGE, *file.relative_to(package).with_suffix("").parts) for file in _files())
+    return frozenset(".".join(names).removesuffix(".__init__") for names in parts)
+
+
+def _counts_already(module: str) -> bool:
+    """Whether a module's text or version is part of the digest anyway."""
+    top = module.partition(".")[0]
+    return module in _modules() if top == PACKAGE else top in TRUSTED
 
 
 @functools.lru_cache(maxsize=None)
@@ -121,9 +143,8 @@ def _describe_function(function, lines, seen) -> str:
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
     captured = [_describe(item, lines, seen)
                 for item in (function.__defaults__, function.__kwdefaults__, *cells)]
-    top = (function.__module__ or "").partition(".")[0]
     module = sys.modules.get(function.__module__)
-    if top in TRUSTED and function.__globals__ is vars(module):     # a copy may name other globals
+    if _counts_already(function.__module__ or "") and function.__globals__ is vars(module):     # a copy may name other globals
         where = function.__code__.co_firstlineno                    # two closures of one name
         return digest("function", function.__module__, function.__qualname__, where, *captured)
     code = function.__code__
@@ -148,7 +169,7 @@ def _names(code) -> set:
 def _named(value, name) -> str:
     """A module, class or object of a package whose version or sources count already."""
     module = name if isinstance(value, python_types.ModuleType) else getattr(value, "__module__", None)
-    if name is None or (module or "").partition(".")[0] not in TRUSTED:
+    if name is None or not _counts_already(module or ""):
         raise Unstable(f"{value!r} has no description that holds between processes")
     return f"{type(value).__name__}:{module}.{name}"
 

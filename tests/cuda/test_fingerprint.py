@@ -2,6 +2,8 @@
 import builtins
 import math
 import stat
+import subprocess
+import sys
 from collections import namedtuple
 from types import FunctionType
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, types
 
+from numbaflash.bench import ladder
 from numbaflash.cuda import fingerprint, ptx
 from numbaflash.cuda.forward_sm80 import ForwardConfig, make_forward
 from numbaflash.visibility import tile_range
@@ -105,6 +108,25 @@ def test_key_depends_on_every_source_file(tmp_path):
     fingerprint.sources.cache_clear()
     digests.add(fingerprint.sources(str(tmp_path)))
     assert len(digests) == 4
+
+
+def test_what_kernels_are_made_of_imports_nothing_whose_text_does_not_count():
+    script = """if True:
+        import importlib, sys
+        from numbaflash.cuda import fingerprint
+        for name in fingerprint._modules():
+            importlib.import_module(name)
+        print(sorted(name for name in sys.modules
+                     if name.startswith("numbaflash.") and name not in fingerprint._modules()))
+    """
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_kernel_beside_them_counts_by_its_code(monkeypatch):
+    kernel = ladder.make_product()
+    before = digest(kernel)
+    monkeypatch.setattr(fingerprint, "_describe_code", lambda code, lines: "another")
+    assert digest(kernel) != before
 
 
 def test_kernels_of_this_package_have_a_digest_that_tells_configurations_apart():
