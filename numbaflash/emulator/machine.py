@@ -14,6 +14,7 @@ from .errors import BarrierError, DeadlockError, EmulatorError, UnknownInstructi
 from .fences import Order
 from .journal import Journal, place
 from .races import Clocks
+from .spinning import Spinning
 from .watchdog import Watchdog
 
 RUNNING, AT_BARRIER, PARKED, AT_MBARRIER, EXITED = range(5)
@@ -127,6 +128,7 @@ class Machine:
         self.parts = {}
         self.decoder = None
         self.turn = -1
+        self.spinning = Spinning(self)
         self.watchdog = Watchdog(self, max_steps)
 
     # ---- names and errors
@@ -162,6 +164,7 @@ class Machine:
         self.clocks.new_batch(ids)
         self.state[:] = np.where(self.real & present[self.block_of], RUNNING, EXITED)
         self.pc[:] = 0
+        self.spinning.new_batch()
         self.watchdog.new_batch()
         for hook in self.batch_hooks:
             hook(ids)
@@ -184,18 +187,19 @@ class Machine:
                 continue
             self.count(segment, active)
             budget -= 1
-            if not budget % FAIRNESS:
+            if not budget:
                 self.watchdog.look(active, following)
-            if following is not None and following < horizon and (budget or horizon == FAR):
-                current = following
-                continue
             if following is not None:
+                gives_way = following <= current and horizon != FAR and self.spinning.gives_way(active)
+                if following < horizon and budget and not gives_way:
+                    current = following
+                    continue
                 if active.lanes is None:
                     self.pc[:] = following
                 else:
                     self.pc[active.lanes] = following
-            current, active, horizon = self.schedule(rotate=budget <= 0)
-            budget = budget if budget > 0 else FAIRNESS
+            current, active, horizon = self.schedule(rotate=not budget)
+            budget = budget or FAIRNESS
 
     def count(self, segment, active):
         segment.visits += 1
@@ -217,27 +221,31 @@ class Machine:
             if (self.state == EXITED).all():
                 return 0, None, FAR
             self.deadlock()
-        pcs = self.pc[running]
         if self.random is not None:
             return self.schedule_randomly(running)
-        current = int(pcs.min())
         if rotate:
-            places = np.unique(pcs)
+            places = np.unique(self.pc[running])
             current = int(places[np.searchsorted(places, self.turn, side="right") % len(places)])
             self.turn = current
+        else:
+            current = int(self.pc[self.spinning.awake(running)].min())
         here = running & (self.pc == current)
         parked = (self.state == PARKED) & (self.pc == current)
         if parked.any():
             # Only threads of its own warp can complete a parked warp; woken by others it would park again.
             here |= parked & np.repeat(here.reshape(-1, 32).any(axis=1), 32)
         self.state[here] = RUNNING
+        self.spinning.called(here)
         waiting = ((self.state == RUNNING) | (self.state == PARKED)) & ~here
         horizon = FAR
         if waiting.any():
             others = self.pc[waiting]
             ahead = others[others > current]
-            horizon = int(ahead.min()) if len(ahead) == len(others) else current
-            horizon = FAR - 1 if rotate else horizon
+            horizon = current
+            if rotate:
+                horizon = FAR - 1
+            elif len(ahead) == len(others) or self.spinning.any:
+                horizon = int(ahead.min(initial=FAR - 1))
         if here.all():
             return current, self.everyone, FAR
         active = Active.of(here)
@@ -247,7 +255,8 @@ class Machine:
 
     def schedule_randomly(self, running):
         """A random place, and a random subset of the warps that are there; lanes of a warp still meet."""
-        pcs = np.where(running, self.pc, FAR).reshape(-1, 32).min(axis=1)
+        awake = self.spinning.awake_in_each_warp(running)
+        pcs = np.where(awake, self.pc, FAR).reshape(-1, 32).min(axis=1)
         current = int(self.random.choice(np.unique(pcs[pcs < FAR])))
         there = np.flatnonzero(pcs == current)
         if self.random.random() < 0.5:
@@ -258,6 +267,7 @@ class Machine:
         chosen[there] = True
         here = np.repeat(chosen, 32) & (self.pc == current) & (running | (self.state == PARKED))
         self.state[here] = RUNNING
+        self.spinning.called(here)
         return current, Active.of(here), current
 
     def park(self, park, segment, active):

@@ -39,7 +39,7 @@ class Watchdog:
         pc = machine.pc.copy()
         if following is not None:
             pc[slice(None) if active.lanes is None else active.lanes] = following
-        where = pc.tobytes(), machine.state.tobytes(), machine.turn, sum(
+        where = pc.tobytes(), machine.state.tobytes(), machine.turn, machine.spinning.state(), sum(
             part.changes for part in machine.parts.values() if hasattr(part, "changes"))
         if not self.times & self.times - 1:
             self.remembered, self.until = (where, list(self.contents())), self.times + LOOKS

@@ -49,20 +49,27 @@ def operation(i, kind):
 
 
 def apply(data, index, function, operands, old):
-    """Lanes that meet at one address take their turns, in lane order; ``old`` receives what each lane saw."""
+    """Lanes that meet at one address take their turns, in lane order; ``old`` receives what each lane saw.
+
+    Returns whether a value has changed.
+    """
     order = np.argsort(index, kind="stable")
     turn = np.empty(len(index), np.int64)
     ordered = index[order]
     first = np.r_[True, ordered[1:] != ordered[:-1]]
     start = np.flatnonzero(first)
     turn[order] = np.arange(len(index)) - start[np.cumsum(first) - 1]
+    changed = False
     for number in range(int(turn.max()) + 1):
         now = turn == number
         places = index[now]
         before = data[places]
         if old is not None:
             old[now] = before
-        data[places] = function(before, *(o[now] for o in operands))
+        after = function(before, *(o[now] for o in operands))
+        data[places] = after
+        changed = changed or not np.array_equal(after, before)
+    return changed
 
 
 def atomic(d, i, out_operand, address, operands):
@@ -70,7 +77,7 @@ def atomic(d, i, out_operand, address, operands):
     dtype = np.dtype("u2") if kind in ("f16", "bf16") else DTYPES[kind]
     count = vector_length(i)
     name, function = operation(i, kind)
-    machine, lanes = d.machine, d.machine.lanes
+    machine, lanes, spinning = d.machine, d.machine.lanes, d.machine.spinning
     d.subnormals.memory.raised = True
     columns = [d.vector(o) for o in operands]
     sources = [[d.source(column[n], dtype) for column in columns] for n in range(count)]
@@ -88,13 +95,15 @@ def atomic(d, i, out_operand, address, operands):
             index = access(active) >> shift
             where = np.arange(lanes) if active.lanes is None else active.lanes
             machine.order.strong(active, index << shift, i, space.name)
+            spinning.asked |= outs is not None
             for n in range(count):
                 values = [np.broadcast_to(s, lanes)[where] for s in sources[n]]
                 old = np.empty(len(where), dtype) if outs is not None else None
                 if old is None and name in COMMUTATIVE and dtype.kind in "iu" and kind not in HALVES:
                     OPERATIONS[name].at(data, index + n, values[0])
+                    spinning.news = True
                 else:
-                    apply(data, index + n, function, values, old)
+                    spinning.news |= apply(data, index + n, function, values, old)
                 if outs is not None:
                     outs[n][where] = old
         return step

@@ -65,6 +65,7 @@ def ld(d, i):
     raw = np.dtype(f"u{size}")
     outs = [d.extending_target(name, dtype if dtype.kind in "iu" else raw) for name in to]
     count, shift, strong = len(to), size.bit_length() - 1, is_strong(i)
+    spinning = d.machine.spinning
 
     def make(space, window):
         access = Access(d, i, space, address, size * count, "load", window)
@@ -75,8 +76,11 @@ def ld(d, i):
             lanes = active.lanes
             if strong:
                 d.machine.order.strong(active, index << shift, i, space.name)
+                spinning.asked = True
             for n, out in enumerate(outs):
                 value = data.take(index + n if n else index)
+                if strong and not spinning.news:
+                    spinning.news = not np.array_equal(value, out if lanes is None else out[lanes])
                 if lanes is None:
                     out[:] = value
                 else:
@@ -114,11 +118,12 @@ def st(d, i):
     raw = np.dtype(f"u{size}")
     sources = [s.view(raw) for s in sources]
     shift, count, strong = size.bit_length() - 1, len(sources), is_strong(i)
+    spinning = d.machine.spinning
     note = d.subnormals.watch_store(sources, d.vector(i.operands[1]))
 
     def make(space, window):
         access = Access(d, i, space, address, size * count, "store", window)
-        data = space.views[size]
+        data, seen_by_others = space.views[size], space.name != "local"
 
         def step(active):
             lanes = active.lanes
@@ -135,6 +140,7 @@ def st(d, i):
             index = access(active, values) >> shift
             if strong:
                 d.machine.order.strong(active, index << shift, i, space.name)
+            spinning.news |= seen_by_others
             for n, source in enumerate(sources):
                 value = source if lanes is None or not isinstance(source, np.ndarray) else source[lanes]
                 data[index + n if n else index] = value
