@@ -38,7 +38,8 @@ def make_backward_keys(config: BackwardConfig):
     DK_SIZE = M_TILES * WIDTH // 2 if WANT_DK else 1
     DV_SIZE = M_TILES * VALUE_WIDTH // 2 if WANT_DV else 1
     REDUCE, VECTOR, DS_AT = config.reduce != "", config.reduce == "vector", RING + 2 * STAGE_BYTES
-    SUMS = WIDTH // 2 if REDUCE else 1
+    SUMS = WIDTH // 2 if REDUCE else 4          # of dq, of a warp: two strips of 16 queries, half of the columns
+    HALF_SUMS, HALF_FRAGMENTS, STRIP_BYTES = SUMS // 2, SUMS // 8, 64 * WIDTH
     STATS, LANE_ROWS, STAGED = 2 * N_TILES, 2 * M_TILES, config.through_shared
 
     parts = make_recomputation(config, transposed=True)
@@ -71,10 +72,11 @@ def make_backward_keys(config: BackwardConfig):
         p[n] = uint32(0)
 
     def add_number(n, sums, address):
-        ptx.red_global_add_f32(address + 128 * n, sums[n])
+        ptx.red_global_add_f32(address + n // HALF_SUMS * STRIP_BYTES + n % HALF_SUMS * 128, sums[n])
 
     def add_fragment(n, sums, address):
-        ptx.red_global_add_v4_f32(address + 512 * n, sums, n)
+        at = n // HALF_FRAGMENTS * STRIP_BYTES + n % HALF_FRAGMENTS * 512
+        ptx.red_global_add_v4_f32(address + at, sums, n)
 
     def fill_factor(r, factors, value):
         factors[r] = value
@@ -82,7 +84,7 @@ def make_backward_keys(config: BackwardConfig):
     copy_scores = unrolled(S_SIZE, copy_pair)
     read_bases, read_deltas = unrolled(N_TILES, read_base), unrolled(N_TILES, read_delta)
     fill_factors = unrolled(LANE_ROWS, fill_factor)
-    multiply_dq = make_multiply_tn(ROWS, WIDTH, ROWS, matrix_instructions(config.kind)[0])
+    multiply_dq = make_multiply_tn(2, ROWS, WIDTH // 2, ROWS, matrix_instructions(config.kind)[0])
     store_all_ds, clear_words, clear_sums = unrolled(P_SIZE, store_ds), unrolled(P_SIZE, clear_word), make_clear(SUMS)
     add_all, LANE_BYTES = (unrolled(SUMS // 4, add_fragment), 16) if VECTOR else (unrolled(SUMS, add_number), 4)
 
@@ -132,14 +134,25 @@ def make_backward_keys(config: BackwardConfig):
         return place.tile if call.work != 0 else int32(call.tiles - 1 - place.tile)
 
     @device
+    def half_place(address, half):
+        """A lane's address in one half of the columns of a tile."""
+        return address + half * (WIDTH // 128 * ROWS * PANEL_ROW) if WIDTH >= 128 else address ^ (half * WIDTH)
+
+    @device
     def reduce_dq(base, address):
-        """Add this block's part of dq of a tile, 16 queries to a warp, in the order of fragments: contiguously."""
+        """Add this block's part of dq of a tile, in the order of fragments: contiguously.
+
+        A warp takes 32 queries and half of the columns.
+        """
         sums = cuda.local.array(SUMS, float32)
         clear_sums(sums)
         thread = ptx.thread_index()
-        multiply_dq(sums, base + DS_AT + (lane_across(thread) ^ (thread >> 5 << 5)), base + lane_down(thread))
+        pair, half = (thread >> 5) & 1, thread >> 6
+        multiply_dq(sums, base + DS_AT + (lane_across(thread) ^ (pair << 6)),
+                    base + half_place(lane_down(thread), half))
         thread = ptx.thread_index()
-        add_all(sums, address + int64(thread >> 5) * (128 * SUMS) + int64(thread & 31) * LANE_BYTES)
+        place = ((thread >> 5) & 1) * (2 * STRIP_BYTES) + (thread >> 6) * (128 * HALF_SUMS)
+        add_all(sums, address + int64(place + (thread & 31) * LANE_BYTES))
 
     def backward_keys(back, sums, tiles):
         call = back.call

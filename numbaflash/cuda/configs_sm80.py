@@ -118,10 +118,9 @@ BACKWARD_TURING = {
 
 
 REDUCING = {
-    # from this capability on: width: step
-    80: {32: 32, 64: 16},
-    90: {32: 32, 64: 16, 128: 64},
-    100: {32: 32, 64: 16, 128: 16},
+    # copies: width: step
+    "async": {32: 32, 64: 32, 128: 64},
+    "element": {32: 16, 64: 16},
 }
 """Widths at which blocks of keys have the registers for dq too, and the step that leaves no spills."""
 
@@ -220,9 +219,9 @@ def choose_backward(
     even = len(rows) * rows.max(initial=0) <= 4 * rows.sum()        # the buffer has room for the longest, everywhere
     if plain and even and not problem.deterministic and kind == dtype.name and not turing:
         way = "vector" if capability(arch) >= 90 else "scalar"
-        steps = REDUCING[max(first for first in REDUCING if first <= capability(arch))]
-        reducing = (*keys[:3], steps.get(max(width, value_width), keys[3]), *keys[4:])
-        if max(width, value_width) in steps and config(reducing, "both", way).shared_bytes <= shared_limit(arch):
+        step = REDUCING[copy].get(max(width, value_width))
+        reducing = (*keys[:3], step, *keys[4:])
+        if step is not None and config(reducing, "both", way).shared_bytes <= shared_limit(arch):
             keys, reduce = reducing, way
     return [config(keys, parts, reduce) for parts in keys[5]], config(queries, "both")
 

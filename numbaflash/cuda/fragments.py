@@ -170,27 +170,38 @@ def make_multiply_nn(m_tiles: int, depth: int, width: int, b_height: int, mma):
     return multiply_add
 
 
-def make_multiply_tn(depth: int, width: int, b_height: int, mma):
-    """``multiply_add(acc, a_address, b_address)``: acc += A^T B for 16 columns of A, both of `depth` rows in panels.
+def make_multiply_tn(m_tiles: int, depth: int, width: int, b_height: int, mma):
+    """``multiply_add(acc, a_address, b_address)``: acc += A^T B for ``16 * m_tiles`` columns of A, and `width` of B.
 
-    `a_address` is a `lane_across` address turned to the warp's columns, `b_address` a `lane_down` one.
+    Both have `depth` rows in panels.  `a_address` is a `lane_across` address turned to the warp's columns, `b_address`
+    a `lane_down` one.
     """
+    N_TILES = width // 8
+
+    def load_a(i, a, address):
+        ptx.ldmatrix_x4_trans(a, i, address ^ (32 * i))
+
+    def multiply_row(i, acc, a, b, j):
+        mma(acc, i * N_TILES + 2 * j, a, i, b, 0)
+        mma(acc, i * N_TILES + 2 * j + 1, a, i, b, 1)
 
     def multiply_columns(j, acc, a, b, address):
         ptx.ldmatrix_x4_trans(b, 0, (address ^ (j % 4 * 32)) + j // 4 * b_height * PANEL_ROW)
-        mma(acc, 2 * j, a, 0, b, 0)
-        mma(acc, 2 * j + 1, a, 0, b, 1)
+        rows(acc, a, b, j)
 
     def multiply_step(step, acc, a, b, a_address, b_address):
-        ptx.ldmatrix_x4_trans(a, 0, a_address + step * STRIP)
+        load_step(a, a_address + step * STRIP)
         columns(acc, a, b, b_address + step * STRIP)
 
+    load_step = unrolled(m_tiles, load_a)
+    rows = unrolled(m_tiles, multiply_row)
     columns = unrolled(width // 16, multiply_columns)
     steps = unrolled(depth // 16, multiply_step)
+    A_SIZE = 4 * m_tiles
 
     @device
     def multiply_add(acc, a_address, b_address):
-        a = cuda.local.array(4, uint32)
+        a = cuda.local.array(A_SIZE, uint32)
         b = cuda.local.array(4, uint32)
         steps(acc, a, b, a_address, b_address)
     return multiply_add
