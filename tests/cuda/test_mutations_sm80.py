@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numbaflash import emulator
-from numbaflash.cuda import compile as compiling
+from numbaflash.cuda import plan
 from tensor_cores import backward, forward, inputs, problem_of
 
 bf16 = ml_dtypes.bfloat16
@@ -42,9 +42,9 @@ class Mutants:
 
     def __init__(self, monkeypatch, kernel, run, same):
         self.kernel, self.run, self.same = kernel, run, same
-        self.original = compiling.compile_ptx
+        self.original = plan.compile_ptx
         self.text, self.mutant = None, None
-        monkeypatch.setattr(compiling, "compile_ptx", self.compile)
+        monkeypatch.setattr(plan, "compile_ptx", self.compile)
         self.expected = run()
 
     def compile(self, function, *arguments, **options):
