@@ -313,8 +313,7 @@ def test_an_mbarrier_that_never_completes_is_a_deadlock():
         run(text.replace("{0}", "31"))
 
 
-def test_an_mbarrier_orders_what_came_before_the_arrival():
-    text = ptx("""
+EXCHANGE = ptx("""
     setp.eq.u32 %p1, %r1, 0;
     @%p1 mbarrier.init.shared.b64 [gate], 64;
     bar.sync 0;
@@ -326,11 +325,20 @@ def test_an_mbarrier_orders_what_came_before_the_arrival():
     xor.b32 %r6, %r4, 128; add.u32 %r6, %r6, %r3; ld.shared.u32 %r7, [%r6];
     cvt.u64.u32 %rd3, %r4; add.u64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r7;""",
                shared=".shared .align 8 .b64 gate; .shared .align 4 .b32 buffer[64];")
-    assert (run(text, 64) == np.arange(64) ^ 32).all()
+
+
+def test_an_mbarrier_orders_what_came_before_the_arrival():
+    assert (run(EXCHANGE, 64) == np.arange(64) ^ 32).all()
     with pytest.raises(RaceError):
-        run(
-            text.replace("WAIT: mbarrier.try_wait.shared.b64 %p2, [gate], %rd2;",
-                         "").replace("@!%p2 bra WAIT;", ""), 64)
+        run(EXCHANGE.replace("WAIT: mbarrier.try_wait.shared.b64 %p2, [gate], %rd2;",
+                             "").replace("@!%p2 bra WAIT;", ""), 64)
+
+
+@pytest.mark.parametrize("relaxed", ["arrive", "try_wait"])
+def test_an_mbarrier_orders_nothing_if_one_side_is_relaxed(relaxed):
+    text = EXCHANGE.replace(f"mbarrier.{relaxed}.", f"mbarrier.{relaxed}.relaxed.cta.")
+    with pytest.raises(RaceError):
+        run(text, 64)
 
 
 COPY = ptx("""

@@ -6,7 +6,7 @@ import numpy as np
 from ..errors import MemoryFault, TrapError, UnknownInstruction
 from ..fences import WIDE, is_fence
 from ..registry import opcode
-from .titles import CONTROL, MISC, SYNC
+from .titles import CONTROL, MISC, MOVE, SYNC
 
 
 @opcode("bra", section=CONTROL + "bra", group="control", control=True)
@@ -97,9 +97,12 @@ def fence(d, i):
     return lambda active: order.fence(active, wide)
 
 
-@opcode("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent",
-        "setmaxnreg", "fence.proxy", section=MISC + "nanosleep, pmevent, setmaxnreg", group="control",
-        any_modifier=True)
+@opcode("nanosleep", "pmevent", "setmaxnreg", section=MISC + "nanosleep, pmevent, setmaxnreg",
+        group="control", any_modifier=True)
+@opcode("prefetch", "prefetchu", "applypriority", "discard", group="control", any_modifier=True,
+        section=MOVE + "prefetch, prefetchu, applypriority, discard")
+@opcode("griddepcontrol", section=SYNC + "griddepcontrol", group="control", any_modifier=True)
+@opcode("fence.proxy", section=SYNC + "membar/fence", group="control", any_modifier=True)
 def nothing(d, i):
     """No effect that a program can observe here."""
     return lambda active: None

@@ -13,6 +13,7 @@ from .. import rounding
 from ..machine import Active
 from ..memory import Access
 from ..registry import opcode
+from .titles import MATRIX
 from .warp import put
 
 LANE = np.arange(32)
@@ -124,7 +125,7 @@ def register_rows(machine, source, warps):
     return rows if warps is None else rows[warps]
 
 
-@opcode("mma.sync", section="Multiply-and-Accumulate Instruction: mma", group="tensor core")
+@opcode("mma.sync", section=MATRIX["mma"], group="tensor core")
 def mma(d, i):
     """D = A * B + C over the warp. Products are exact and summed in float32 (or int32, float64); f16 D
     rounds once."""
@@ -190,7 +191,7 @@ def count_of(i):
     return next(int(p[1:]) for p in i.parts if re.fullmatch(r"x[124]", p))
 
 
-@opcode("ldmatrix", section="Warp-level matrix load instruction: ldmatrix", group="memory",
+@opcode("ldmatrix", section=MATRIX["ldmatrix"], group="memory",
         touches=lambda i: 16)
 def ldmatrix(d, i):
     """Load 1, 2 or 4 8x8 matrices; lane gets elements (lane / 4, 2 (lane % 4)) and the next, transposed by
@@ -218,7 +219,7 @@ def ldmatrix(d, i):
     return step
 
 
-@opcode("stmatrix", section="Warp-level matrix store instruction: stmatrix", group="memory",
+@opcode("stmatrix", section=MATRIX["stmatrix"], group="memory",
         touches=lambda i: 16)
 def stmatrix(d, i):
     """Store 1, 2 or 4 8x8 matrices from fragments; transposed by .trans."""
@@ -245,7 +246,7 @@ def stmatrix(d, i):
     return step
 
 
-@opcode("movmatrix", section="Warp-level matrix transpose instruction: movmatrix", group="warp")
+@opcode("movmatrix", section=MATRIX["movmatrix"], group="warp")
 def movmatrix(d, i):
     """Transpose an 8x8 matrix held by the warp."""
     machine = d.machine

@@ -75,7 +75,8 @@ class Mbarriers:
             if barrier.expected == 0:
                 break
 
-    def arrive(self, lanes, addresses, count, instruction, complete=True):
+    def arrive(self, lanes, addresses, count, instruction):
+        """Arrivals; unless ``.relaxed`` they publish what their threads have done."""
         machine = self.machine
         key = machine.block_of[lanes] << 32 | addresses
         for one in np.unique(key).tolist():
@@ -83,7 +84,8 @@ class Mbarriers:
             who = lanes[chosen]
             name, barrier = self.find(who[0], addresses[chosen][0], instruction)
             warps = np.unique(machine.warp_in_block[who])
-            barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps))
+            if "relaxed" not in instruction.parts:
+                barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps))
             total = int(count[chosen].sum())
             if total > barrier.pending:
                 machine.fail(
@@ -92,10 +94,9 @@ class Mbarriers:
             barrier.pending -= total
         machine.clocks.tick()
         self.changes += 1
-        if complete:
-            for one in np.unique(key).tolist():
-                name = one >> 32, one & 0xFFFFFFFF
-                self.complete(name, self.objects[name])
+        for one in np.unique(key).tolist():
+            name = one >> 32, one & 0xFFFFFFFF
+            self.complete(name, self.objects[name])
 
     def acquire(self, lanes, barrier, block):
         warps = np.unique(self.machine.warp_in_block[lanes])
@@ -252,7 +253,7 @@ def copies_arrive(d, i):
     return step
 
 
-@opcode("mbarrier.test_wait", "mbarrier.try_wait", section=SYNC + "mbarrier.test_wait/mbarrier.try_wait",
+@opcode("mbarrier.test_wait", "mbarrier.try_wait", section=SYNC + "mbarrier.test_wait / mbarrier.try_wait",
         group="synchronisation", touches=lambda i: 8, control=True)
 def wait(d, i):
     """p = the phase (given by its state, or by its parity) has completed.
@@ -263,7 +264,7 @@ def wait(d, i):
     store = mbarriers(d.machine)
     out = store.answers[i.index] = d.target(i.operands[0], np.dtype(bool))
     addresses = checked(d, i, i.operands[1])
-    parity = "parity" in i.parts
+    parity, acquires = "parity" in i.parts, "relaxed" not in i.parts
     wanted = d.source(i.operands[2], "u4" if parity else "u8")
     guard = d.guard(i)
 
@@ -285,7 +286,7 @@ def wait(d, i):
             finished = (barrier.phase & 1) != (phases[chosen]
                                                & 1) if parity else barrier.phase > phases[chosen]
             done[chosen] = finished
-            if finished.any():
+            if finished.any() and acquires:
                 store.acquire(lanes[chosen][finished], barrier, name[0])
         out[lanes[done]] = True
         if done.all() and guard is None:

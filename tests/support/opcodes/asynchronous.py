@@ -3,8 +3,10 @@
 import numpy as np
 import ptx_programs
 
-COPIES = "Data Movement and Conversion Instructions: {}"
-MBARRIER = "Parallel Synchronization and Communication Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+COPIES = titles.MOVE + "{}"
+MBARRIER = titles.SYNC + "{}"
 LANES = np.arange(32)
 BYTES = np.random.default_rng(6).integers(1, 256, 32 * 16, dtype=np.uint8)
 SHARED = ".shared .align 16 .b8 s[2048];\n.shared .align 8 .b64 m[4];\n"
@@ -91,7 +93,7 @@ def groups():
     return program(
         "groups",
         "\n    ".join(code),
-        COPIES.format("cp.async.commit_group, cp.async.wait_group"),
+        COPIES.format("cp.async.commit_group, cp.async.wait_group / cp.async.wait_all"),
         ("cp.async.commit_group", "cp.async.wait_group"),
         [BYTES],
         [filled([16] * 32, 16)],
@@ -138,7 +140,7 @@ def phases():
     return program(
         "mbarrier phases",
         body,
-        MBARRIER.format("mbarrier.test_wait, mbarrier.try_wait") + "; Phase of the mbarrier object",
+        MBARRIER.format("mbarrier.test_wait / mbarrier.try_wait") + "; Phase of the mbarrier object",
         (
             "mbarrier.init.shared.b64",
             "mbarrier.arrive.shared.b64",

@@ -2,9 +2,11 @@
 
 from ptx_programs import SIZES, Family, Instruction
 
-LOGIC = "Logic and Shift Instructions: {}"
-INTEGER = "Integer Arithmetic Instructions: {}"
-MOVEMENT = "Data Movement and Conversion Instructions: prmt"
+from numbaflash.emulator.opcodes import titles
+
+LOGIC = titles.LOGIC + "{}"
+INTEGER = titles.INTEGER + "{}"
+MOVEMENT = titles.MOVE + "prmt"
 AMOUNTS = [0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 254, 255, 256, 0xFFFFFFFF, 0x80000000]
 M32 = 0xFFFFFFFF
 

@@ -3,7 +3,9 @@
 import numpy as np
 from ptx_programs import program
 
-CONTROL = "Control Flow Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+CONTROL = titles.CONTROL + "{}"
 LANES = np.arange(32)
 STORE = """
     mul.wide.u32 %rd20, %r0, 4; add.u64 %rd21, %rd1, %rd20; st.global.u32 [%rd21], %r5;"""
@@ -151,7 +153,7 @@ def aborts():
         yield program(
             f"{name} not taken",
             body,
-            "Miscellaneous Instructions: brkpt, trap",
+            titles.MISC + "brkpt, trap",
             name,
             [],
             [words(np.full(32, 3))],

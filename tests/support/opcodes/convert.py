@@ -6,7 +6,9 @@ from math import ceil, floor, trunc
 import softfloat as sf
 from ptx_programs import ANY_NAN, SIZES, Family, Instruction
 
-SECTION = "Data Movement and Conversion Instructions: cvt"
+from numbaflash.emulator.opcodes import titles
+
+SECTION = titles.MOVE + "cvt"
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
 FLOATS = ("f16", "f32", "f64")
 MODES = ("rn", "rz", "rm", "rp")

@@ -10,7 +10,9 @@ import numpy as np
 import softfloat as sf
 from ptx_programs import ANY_NAN, Family, Instruction, Near
 
-SECTION = "Floating-Point Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+SECTION = titles.FLOAT + "{}"
 MODES = ("rn", "rz", "rm", "rp")
 F32, F64 = sf.FORMATS["f32"], sf.FORMATS["f64"]
 

@@ -7,7 +7,9 @@ import softfloat as sf
 from opcodes.floating import approximate, extremum, special, xorsign
 from ptx_programs import ANY_NAN, Family, Instruction
 
-SECTION = "Half Precision Floating-Point Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+SECTION = titles.HALF + "{}"
 SINGLE, PAIR = ("f16", "bf16"), ("f16x2", "bf16x2")
 OPERATIONS = {"add": (2, sf.add), "sub": (2, sf.sub), "mul": (2, sf.mul), "fma": (3, sf.fma)}
 

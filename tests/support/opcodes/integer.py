@@ -2,8 +2,10 @@
 
 from ptx_programs import SIZES, Family, Instruction
 
-ARITHMETIC = "Integer Arithmetic Instructions: {}"
-EXTENDED = "Extended-Precision Arithmetic Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+ARITHMETIC = titles.INTEGER + "{}"
+EXTENDED = titles.EXTENDED + "{}"
 TYPES = ("s16", "u16", "s32", "u32", "s64", "u64")
 
 

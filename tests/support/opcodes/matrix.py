@@ -8,13 +8,8 @@ import ml_dtypes
 import numpy as np
 from ptx_programs import program
 
-MATRIX = {
-    "ldmatrix": "Warp-level matrix load instruction: ldmatrix",
-    "stmatrix": "Warp-level matrix store instruction: stmatrix",
-    "movmatrix": "Warp-level matrix transpose instruction: movmatrix",
-    "mma": "Multiply-and-Accumulate Instruction: mma",
-}
-FRAGMENTS = "Matrix Fragments for mma.{} with {} type"
+from numbaflash.emulator.opcodes import titles
+
 LANES = np.arange(32)
 RNG = np.random.default_rng(8)
 HALVES = RNG.permutation(2**16)[: 4 * 64].astype(np.uint16).reshape(4, 8, 8)
@@ -52,7 +47,7 @@ def load(count, transposed):
     return program(
         name,
         body,
-        MATRIX["ldmatrix"],
+        titles.MATRIX["ldmatrix"],
         name,
         [rows],
         [registers(count, transposed)],
@@ -81,7 +76,7 @@ def store(count, transposed):
     return program(
         name,
         body,
-        MATRIX["stmatrix"],
+        titles.MATRIX["stmatrix"],
         name,
         [registers(count, transposed)],
         [HALVES[:count].reshape(-1, 8)],
@@ -94,7 +89,7 @@ def move():
     name = "movmatrix.sync.aligned.m8n8.trans.b16"
     body = f"""mul.wide.u32 %rd20, %r0, 4; add.u64 %rd21, %rd1, %rd20; add.u64 %rd22, %rd2, %rd20;
     ld.global.u32 %r10, [%rd21]; {name} %r11, %r10; st.global.u32 [%rd22], %r11;"""
-    return program(name, body, MATRIX["movmatrix"], name, [registers(1, False)], [registers(1, True)])
+    return program(name, body, titles.MATRIX["movmatrix"], name, [registers(1, False)], [registers(1, True)])
 
 
 # --- mma ----------------------------------------------------------------------------------------------
@@ -258,7 +253,9 @@ def mma(shape, d_kind, a_kind, b_kind, c_kind):
     name = f"mma.sync.aligned.{shape}.row.col.{d_kind}.{a_kind}.{b_kind}.{c_kind}"
     fp8 = a_kind in ("e4m3", "e5m2")
     body = mma_text(name, [w.shape[1] for w in (*words, expected)], d_kind)
-    section = MATRIX["mma"] + "; " + FRAGMENTS.format(shape, "." + a_kind)
+    section = f"{titles.MATRIX['mma']}; Matrix Fragments for mma.{shape}"
+    if shape == "m16n8k16":
+        section += " with integer type" if fp8 else " with floating point type"
     return program(name, body, section, name, words, [expected], arch="sm_89" if fp8 else "sm_80")
 
 
@@ -280,7 +277,7 @@ def rounding_mma():
     made = program(
         "mma with rounding",
         mma_text(name, [4, 2, 4, 4], "f32"),
-        MATRIX["mma"],
+        titles.MATRIX["mma"],
         name,
         words,
         [words[2]],

@@ -3,8 +3,10 @@
 import numpy as np
 from ptx_programs import SIZES, Family, Instruction, program
 
-MOVEMENT = "Data Movement and Conversion Instructions: {}"
-ATOMIC = "Parallel Synchronization and Communication Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+MOVEMENT = titles.MOVE + "{}"
+ATOMIC = titles.SYNC + "{}"
 LANES = np.arange(32)
 RNG = np.random.default_rng(5)
 BYTES = RNG.integers(0, 256, 32 * 64, dtype=np.uint8)
@@ -199,8 +201,8 @@ def hints():
         "hints",
         body,
         MOVEMENT.format("prefetch, prefetchu, applypriority, discard")
-        + "; Miscellaneous Instructions: pmevent; "
-        + ATOMIC.format("membar, fence"),
+        + f"; {titles.MISC}nanosleep, pmevent; "
+        + ATOMIC.format("membar/fence"),
         (
             "prefetch.global.L1",
             "prefetchu.L1",
@@ -235,8 +237,7 @@ def newer_hints():
     return program(
         "hints of sm_90",
         body,
-        "Parallel Synchronization and Communication Instructions: "
-        "griddepcontrol, fence; Miscellaneous Instructions: setmaxnreg; " + MOVEMENT.format("mapa"),
+        f"{titles.SYNC}griddepcontrol, membar/fence; {titles.MISC}setmaxnreg; {titles.MOVE}mapa",
         (
             "griddepcontrol.launch_dependents",
             "griddepcontrol.wait",

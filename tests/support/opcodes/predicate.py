@@ -5,8 +5,10 @@ import operator
 import softfloat as sf
 from ptx_programs import SIZES, Family, Instruction
 
-SECTION = "Comparison and Selection Instructions: {}"
-HALF = "Half Precision Comparison Instructions: setp"
+from numbaflash.emulator.opcodes import titles
+
+SECTION = titles.COMPARE + "{}"
+HALF = titles.HALF_COMPARE + "setp"
 SIGNED = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -224,5 +226,5 @@ FAMILIES = [
         for kind in ("b32", "s64", "u16", "f32")
         for key in ("s32", "f32")
     ),
-    Family("vectors", "Data Movement and Conversion Instructions: mov", ("b32", "b32"), pieces()),
+    Family("vectors", titles.MOVE + "mov", ("b32", "b32"), pieces()),
 ]

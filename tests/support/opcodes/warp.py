@@ -3,8 +3,10 @@
 import numpy as np
 from ptx_programs import program
 
-SHFL = "Data Movement and Conversion Instructions: shfl.sync"
-SYNC = "Parallel Synchronization and Communication Instructions: {}"
+from numbaflash.emulator.opcodes import titles
+
+SHFL = titles.MOVE + "shfl.sync"
+SYNC = titles.SYNC + "{}"
 LANES = np.arange(32)
 RNG = np.random.default_rng(2)
 WORDS = RNG.integers(0, 2**32, 32, dtype=np.uint32)
