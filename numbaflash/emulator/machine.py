@@ -189,8 +189,10 @@ class Machine:
             budget -= 1
             if not budget:
                 self.watchdog.look(active, following)
+                self.progress()
             if following is not None:
-                gives_way = following <= current and horizon != FAR and self.spinning.gives_way(active)
+                gives_way = following <= current and (
+                    horizon != FAR or self.progress_hooks) and self.spinning.gives_way(active)
                 if following < horizon and budget and not gives_way:
                     current = following
                     continue
@@ -200,6 +202,10 @@ class Machine:
                     self.pc[active.lanes] = following
             current, active, horizon = self.schedule(rotate=not budget)
             budget = budget or FAIRNESS
+
+    def progress(self):
+        """Let something happen that could have happened later still; False if there is nothing."""
+        return any(hook() for hook in self.progress_hooks)
 
     def count(self, segment, active):
         segment.visits += 1
@@ -214,12 +220,15 @@ class Machine:
         """The next group of lanes: (pc, active, smallest pc of the other groups)."""
         while True:
             running = self.state == RUNNING
-            if running.any():
+            anyone = running.any()
+            if anyone and not self.spinning.all_rest(running):
                 break
-            if any([hook() for hook in self.progress_hooks]):
-                continue
-            if (self.state == EXITED).all():
+            if not anyone and (self.state == EXITED).all():
                 return 0, None, FAR
+            if self.progress():
+                continue
+            if anyone:
+                break
             self.deadlock()
         if self.random is not None:
             return self.schedule_randomly(running)

@@ -82,11 +82,16 @@ class Clocks:
         for block in np.arange(self.machine.blocks)[blocks].tolist() if order.possible else ():
             order.meet(block, warps, warps)
 
-    def release(self, block, warps):
-        """What ``warps`` of ``block`` know now, themselves included: the clock a barrier or mbarrier
-        collects."""
-        clock = self.seen[block, warps].max(axis=0)
-        clock[warps] = self.time
+    def state(self):
+        """All that is known now, for `release`."""
+        return self.seen.copy(), self.time
+
+    def release(self, block, warps, known=None):
+        """What ``warps`` of ``block`` know now (or ``known``), themselves included: the clock a barrier or
+        mbarrier collects."""
+        seen, time = known or (self.seen, self.time)
+        clock = seen[block, warps].max(axis=0)
+        clock[warps] = time
         return clock
 
     def acquire(self, block, warps, clock):

@@ -38,18 +38,19 @@ class Spinning:
         in_vain = self.asked and not self.news
         self.asked = self.news = False
         if in_vain:
-            self.lanes[active.lanes] = self.any = True
+            self.lanes[slice(None) if active.lanes is None else active.lanes] = self.any = True
         return self.any
 
-    def awake(self, running):
-        """Those of the running lanes that do not rest; all of them, where all rest."""
-        if not self.any:
-            return running
-        awake = running & ~self.lanes
-        if awake.any():
-            return awake
+    def all_rest(self, running):
+        """Whether all running lanes have gone round in vain; then their rest is over."""
+        if not self.any or (running & ~self.lanes).any():
+            return False
         self.rest_is_over()
-        return running
+        return True
+
+    def awake(self, running):
+        """Those of the running lanes that do not rest."""
+        return running & ~self.lanes if self.any else running
 
     def awake_in_each_warp(self, running):
         """The same, for each warp by itself."""

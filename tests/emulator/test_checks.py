@@ -437,3 +437,40 @@ def test_a_barrier_in_a_loop_of_unequal_length_is_found():
 
     with pytest.raises(BarrierError, match="has exited without it"):
         emulator.launch(loop, 1, 64, np.zeros(64, np.int32))
+
+
+ARRIVING_COPY = ptx("""
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 mbarrier.init.shared.b64 [gate], 32;
+    bar.sync 0;
+    mov.u32 %r3, buffer; shl.b32 %r4, %r1, 2; add.u32 %r5, %r3, %r4; cvt.u64.u32 %rd2, %r4;
+    add.u64 %rd3, %rd1, %rd2; cp.async.ca.shared.global [%r5], [%rd3], 4;
+    cp.async.mbarrier.arrive.noinc.shared.b64 [gate];
+    {wait}
+    ld.shared.u32 %r6, [%r5]; add.u32 %r6, %r6, 1; st.global.u32 [%rd3], %r6;""",
+                    shared=".shared .align 8 .b64 gate; .shared .align 16 .b32 buffer[32];")
+WAIT_FOR_COPIES = "WAIT: mbarrier.test_wait.parity.shared.b64 %p2, [gate], 0; @!%p2 bra WAIT;"
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("copies", ["late", "early"])
+def test_copies_that_arrive_at_an_mbarrier_are_complete_behind_its_wait(copies, seed):
+    assert (run(ARRIVING_COPY.replace("{wait}", WAIT_FOR_COPIES), size=32, copies=copies, seed=seed) == 1).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("instead", ["", "bar.sync 0;", "bar.warp.sync -1;", "nanosleep.u32 100;",
+                                     "mbarrier.test_wait.parity.shared.b64 %p2, [gate], 1;"])
+def test_copies_that_arrive_at_an_mbarrier_may_do_so_as_late_as_its_wait(instead, seed):
+    with pytest.raises(UninitializedRead, match="an asynchronous copy has not delivered it"):
+        run(ARRIVING_COPY.replace("{wait}", instead), size=32, seed=seed)
+
+
+def test_what_a_thread_does_after_its_copies_arrive_is_not_ordered_by_them():
+    """A wait for copies does not make up for the arrival of the thread itself."""
+    text = ARRIVING_COPY.replace("{wait}", "st.shared.u32 [%r5 + 128], 7;" + WAIT_FOR_COPIES).replace(
+        "buffer[32]", "buffer[96]").replace("ld.shared.u32 %r6, [%r5]", "xor.b32 %r5, %r4, 128; "
+                                            "add.u32 %r5, %r5, %r3; ld.shared.u32 %r6, [%r5 + 128]").replace(
+        "gate], 32", "gate], 64")
+    with pytest.raises(RaceError):
+        run(text, 64, size=96)

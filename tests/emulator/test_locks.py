@@ -164,6 +164,52 @@ def test_a_thread_that_a_poller_has_let_go_comes_to_its_turn():
     assert out[0] == 7
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_thread_that_asks_an_mbarrier_once_hears_no_while_others_poll(seed):
+    """It goes on to set the flag that the others poll, which no phase of the mbarrier waits for."""
+    text = HEAD + """
+    @%p1 bra BOTH;
+    mbarrier.init.shared.b64 [barrier], 1; st.shared.u32 [flag], 0;
+    BOTH: bar.sync 0;
+    @!%p1 bra ASKS;
+    POLL: ld.volatile.shared.u32 %r2, [flag];
+    setp.eq.u32 %p3, %r2, 0;
+    @%p3 bra POLL;
+    ret;
+    ASKS: mbarrier.test_wait.parity.shared.b64 %p2, [barrier], 0;
+    @%p2 bra END;
+    st.volatile.shared.u32 [flag], 7; st.global.u32 [%rd1], 1;
+    END: ret;
+}"""
+    out = np.zeros(1, np.int32)
+    emulator.launch(text, 1, 64, out, seed=seed)
+    assert out[0] == 1
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_copies_arrive_though_others_poll(seed):
+    """Thread 0 waits for its copy and then sets the flag that the others poll."""
+    text = HEAD.replace(".shared .align 4 .b32 flag;", ".shared .align 4 .b32 flag, copied;") + """
+    @%p1 bra BOTH;
+    mbarrier.init.shared.b64 [barrier], 1; st.shared.u32 [flag], 0;
+    cp.async.ca.shared.global [copied], [%rd1], 4;
+    cp.async.mbarrier.arrive.noinc.shared.b64 [barrier];
+    BOTH: bar.sync 0;
+    @!%p1 bra ASKS;
+    POLL: ld.volatile.shared.u32 %r2, [flag];
+    setp.eq.u32 %p3, %r2, 0;
+    @%p3 bra POLL;
+    ret;
+    ASKS: mbarrier.test_wait.parity.shared.b64 %p2, [barrier], 0;
+    @!%p2 bra ASKS;
+    ld.shared.u32 %r2, [copied]; st.global.u32 [%rd1+4], %r2; st.volatile.shared.u32 [flag], 7;
+    ret;
+}"""
+    out = np.array([5, 0], np.int32)
+    report = emulator.launch(text, 1, 64, out, seed=seed)
+    assert out.tolist() == [5, 5] and report.warp_instructions < 200 + 10_000 * (seed is not None)
+
+
 @pytest.mark.parametrize("seed", [None, 0])
 def test_lanes_that_add_to_a_histogram_as_often_as_they_like_meet_again_behind_the_loop(seed):
     @cuda.jit

@@ -1,7 +1,7 @@
 """cp.async and its groups (PTX ISA, Asynchronous copy): copies that run on while the thread goes on.
 
-With ``copies="late"`` the bytes arrive when the thread waits for them, and until then the destination counts
-as unwritten; with "early" they arrive at once.
+With ``copies="late"`` the bytes arrive when the thread waits for them, or, if they arrive at an mbarrier, when
+nobody can go on without; until then the destination counts as unwritten. With "early" they arrive at once.
 """
 from __future__ import annotations
 
@@ -14,25 +14,68 @@ from ..registry import opcode
 from .titles import MOVE
 
 
+class Copy:
+    """One cp.async under way: for each of its lanes from where to where, how many bytes (None: all), its group."""
+
+    def __init__(self, lanes, to, source, size, group, nbytes, access):
+        self.lanes, self.to, self.source, self.size, self.group = lanes, to, source, size, group
+        self.nbytes, self.access = nbytes, access
+
+    def of(self, chosen):
+        """That of some of its lanes."""
+        size = None if self.size is None else self.size[chosen]
+        return Copy(self.lanes[chosen], self.to[chosen], self.source[chosen], size, self.group[chosen],
+                    self.nbytes, self.access)
+
+
 class Copies:
-    """What is under way: per lane the number of its current group, and the copies not yet delivered."""
+    """What is under way: per lane the number of its current group, the copies not yet delivered, and the
+    arrivals at mbarriers that will happen when those before them are."""
 
     def __init__(self, machine, shared, arena):
         self.machine, self.shared, self.arena = machine, shared, arena
         self.group = np.zeros(machine.lanes, np.int64)
-        self.queue = []
+        self.queue, self.arrivals = [], []
         machine.batch_hooks.append(self.new_batch)
+        machine.progress_hooks.insert(0, self.next_arrival)
 
     def new_batch(self, ids):
         self.group[:] = 0
         self.queue.clear()
+        self.arrivals.clear()
 
-    def deliver(self, job, keep=None):
-        """Move the bytes of a job (``keep``: of some of its lanes)."""
-        lanes, to, source, nbytes, size, _, instruction, access = job[:8]
-        if keep is not None:
-            lanes, to, source = lanes[keep], to[keep], source[keep]
-            size = size if size is None else size[keep]
+    def complete(self, due, stamp=None):
+        """Deliver the copies of the lanes that ``due(copy)`` flags."""
+        left = []
+        for copy in self.queue:
+            flags = due(copy)
+            if flags.all():
+                self.deliver(copy, stamp)
+            elif not flags.any():
+                left.append(copy)
+            else:
+                self.deliver(copy.of(flags), stamp)
+                left.append(copy.of(~flags))
+        self.queue = left
+
+    def arrive_later(self, lanes, arrive):
+        """Call ``arrive`` when the copies that the lanes have issued so far are delivered."""
+        before, stamp = set(self.queue), self.machine.clocks.own()
+        chosen = np.zeros(self.machine.lanes, bool)
+        chosen[lanes] = True
+        self.arrivals.append((before, chosen, stamp, arrive))
+
+    def next_arrival(self):
+        if not self.arrivals:
+            return False
+        before, chosen, stamp, arrive = self.arrivals.pop(0)
+        self.complete(lambda copy: chosen[copy.lanes] & (copy in before), stamp)
+        arrive()
+        return True
+
+    def deliver(self, copy, stamp=None):
+        """Move the bytes; ``stamp`` is whose access that is, and of when (now)."""
+        lanes, to, source, size, nbytes = copy.lanes, copy.to, copy.source, copy.size, copy.nbytes
         unit = 4 if nbytes % 4 == 0 else 1
         step = np.arange(nbytes // unit)
         data = self.arena.views[unit].take((source // unit)[:, None] + step)
@@ -43,9 +86,9 @@ class Copies:
         self.shared.views[unit][(to // unit)[:, None] + step] = data
         shadow = self.shared.shadow
         if shadow is not None:
-            stamp = self.machine.clocks.own()[lanes]
+            stamp = (self.machine.clocks.own() if stamp is None else stamp)[lanes]
             granule = to >> self.shared.shift
-            for part in access.steps:
+            for part in copy.access.steps:
                 shadow.stamps[granule + part] = stamp
 
 
@@ -97,16 +140,16 @@ def cp_async(d, i):
             if reading.any():
                 source[reading] = partial(active.subset(reading), amount[reading])
         to = write(active, no_values)
-        job = (lanes, to, source, nbytes, amount, store.group[lanes], i, write)
+        copy = Copy(lanes, to, source, amount, store.group[lanes], nbytes, write)
         if not late:
-            store.deliver(job)
+            store.deliver(copy)
             return
         if shared.shadow is not None:
             granule = to >> shared.shift
             stamp = IN_FLIGHT | machine.clocks.who[lanes]
             for part in write.steps:
                 shared.shadow.stamps[granule + part] = stamp
-        store.queue.append(job)
+        store.queue.append(copy)
 
     def partial(active, amount):
         """Only ``amount`` bytes are read: the last of them is what must be in bounds."""
@@ -157,20 +200,10 @@ def wait_group(d, i):
     pending = int(d.source(i.operands[0], "i4")) if i.operands else None
 
     def step(active):
-        left = []
-        for job in store.queue:
-            lanes, group = job[0], job[5]
-            due = np.ones(len(lanes), bool) if pending is None else group < store.group[lanes] - pending
-            if active.lanes is not None:
-                due &= active.mask[lanes]
-            if due.all():
-                store.deliver(job)
-            elif not due.any():
-                left.append(job)
-            else:
-                store.deliver(job, due)
-                keep = ~due
-                left.append((*(x[keep] for x in job[:3]), job[3], None if job[4] is None else job[4][keep],
-                             group[keep], *job[6:]))
-        store.queue = left
+        def due(copy):
+            flags = np.ones(len(copy.lanes), bool)
+            if pending is not None:
+                flags = copy.group < store.group[copy.lanes] - pending
+            return flags if active.lanes is None else flags & active.mask[copy.lanes]
+        store.complete(due)
     return step

@@ -1,6 +1,8 @@
 """mbarrier: barriers that are objects in shared memory."""
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ..errors import BarrierError
@@ -75,9 +77,10 @@ class Mbarriers:
             if barrier.expected == 0:
                 break
 
-    def arrive(self, lanes, addresses, count, instruction):
-        """Arrivals; unless ``.relaxed`` they publish what their threads have done."""
+    def arrive(self, lanes, addresses, count, instruction, known=None):
+        """Arrivals; unless ``.relaxed`` they publish what their threads have done, ``known`` (by now)."""
         machine = self.machine
+        known = known or machine.clocks.state()
         key = machine.block_of[lanes] << 32 | addresses
         for one in np.unique(key).tolist():
             chosen = key == one
@@ -85,7 +88,7 @@ class Mbarriers:
             name, barrier = self.find(who[0], addresses[chosen][0], instruction)
             warps = np.unique(machine.warp_in_block[who])
             if "relaxed" not in instruction.parts:
-                barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps))
+                barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps, known))
             total = int(count[chosen].sum())
             if total > barrier.pending:
                 machine.fail(
@@ -233,23 +236,16 @@ def copies_arrive(d, i):
     addresses = checked(d, i, i.operands[0])
 
     def step(active):
-        lanes, left = lanes_of(machine, active), []
-        chosen = np.zeros(machine.lanes, bool)
-        chosen[lanes] = True
-        for job in under_way.queue:
-            due = chosen[job[0]]
-            if due.any():
-                under_way.deliver(job, due)
-            if not due.all():
-                keep = ~due
-                left.append((*(x[keep] for x in job[:3]), job[3], None if job[4] is None else job[4][keep],
-                             job[5][keep], *job[6:]))
-        under_way.queue = left
-        places = addresses(active)
+        lanes, places = lanes_of(machine, active), addresses(active)
         if "noinc" not in i.parts:
             for lane, place in zip(lanes.tolist(), places.tolist()):
                 store.find(lane, place, i)[1].pending += 1
-        store.arrive(lanes, places, np.ones(len(lanes), np.int64), i)
+        arrive = partial(store.arrive, lanes, places, np.ones(len(lanes), np.int64), i, machine.clocks.state())
+        if machine.copies == "late":
+            under_way.arrive_later(lanes, arrive)
+            machine.clocks.tick()
+        else:
+            arrive()
     return step
 
 
