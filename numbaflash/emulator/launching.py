@@ -157,7 +157,8 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
     except RaceError:
         if journal.suspect is None:
             raise
-        execute(*settings, Journal(watch=journal.suspect))  # the same once more, to tell more of the other access
+        # The same once more, to tell more of the other access.
+        execute(*settings, Journal(watch=journal.suspect))
         raise
 
 

@@ -1,5 +1,5 @@
-"""What every GPU, or one of an architecture, takes (CUDA Programming Guide, Compute Capabilities; shared memory
-as ptxas and ``cuda/__device/arch_traits.h`` of CCCL have it)."""
+"""What every GPU, or one of an architecture, takes (CUDA Programming Guide, Compute Capabilities; shared
+memory as ptxas and ``cuda/__device/arch_traits.h`` of CCCL have it)."""
 from __future__ import annotations
 
 import re
@@ -10,8 +10,9 @@ import numpy as np
 LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
 THREADS = 1024
 STATIC_SHARED = 48 << 10
-SHARED_KIB = {50: 48, 52: 48, 53: 48, 60: 48, 61: 48, 62: 48, 70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163,
-              88: 99, 89: 99, 90: 227, 100: 227, 101: 227, 103: 227, 107: 227, 110: 227, 120: 99, 121: 99}
+SHARED_KIB = {50: 48, 52: 48, 53: 48, 60: 48, 61: 48, 62: 48, 70: 96, 72: 96, 75: 64, 80: 163, 86: 99,
+              87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 101: 227, 103: 227, 107: 227, 110: 227, 120: 99,
+              121: 99}
 
 
 def dimensions(value, name):
@@ -51,8 +52,8 @@ def shared_limits(target):
     name = re.match(r"sm_(\d+)([af]?)\b", target)
     if name is None or int(name[1]) not in SHARED_KIB:
         known = ", ".join(f"sm_{number}" for number in SHARED_KIB)
-        raise ValueError(f"the PTX is for {target}, an architecture that is not known here: the limits of its "
-                         f"shared memory are missing; known are {known}, each with or without a suffix a or f")
+        raise ValueError(f"the PTX is for {target}, an architecture that is not known here: the limits of "
+                         f"its shared memory are missing; known are {known}, also with a suffix a or f")
     largest = SHARED_KIB[int(name[1])] << 10
     return largest if name[2] == "a" else STATIC_SHARED, largest
 

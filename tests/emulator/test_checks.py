@@ -455,7 +455,8 @@ WAIT_FOR_COPIES = "WAIT: mbarrier.test_wait.parity.shared.b64 %p2, [gate], 0; @!
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("copies", ["late", "early"])
 def test_copies_that_arrive_at_an_mbarrier_are_complete_behind_its_wait(copies, seed):
-    assert (run(ARRIVING_COPY.replace("{wait}", WAIT_FOR_COPIES), size=32, copies=copies, seed=seed) == 1).all()
+    text = ARRIVING_COPY.replace("{wait}", WAIT_FOR_COPIES)
+    assert (run(text, size=32, copies=copies, seed=seed) == 1).all()
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])

@@ -46,7 +46,7 @@ def one_thread_locks_for_its_block(lock, total, rounds):
             cuda.atomic.exch(lock, 0, 0)
 
 
-HAND_OVER = 100                                         # warp instructions, where one takes 10 to 20 by itself
+HAND_OVER = 100                                 # warp instructions, where one takes 10 to 20 by itself
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -62,7 +62,8 @@ def test_handing_over_a_lock_takes_few_instructions(kernel, grid, block, rounds,
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_eight_blocks_take_turns(seed):
     total = np.zeros(1, np.int32)
-    report = emulator.launch(one_thread_locks_for_its_block, 8, 64, np.zeros(1, np.int32), total, 2, seed=seed)
+    lock = np.zeros(1, np.int32)
+    report = emulator.launch(one_thread_locks_for_its_block, 8, 64, lock, total, 2, seed=seed)
     assert total[0] == 8 * 2 * 64 * 65 // 2
     assert report.warp_instructions < 8 * 2 * 4 * HAND_OVER
 

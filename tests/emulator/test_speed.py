@@ -1,7 +1,7 @@
 """Emulation of flash kernels is fast enough to be a test: two floors, with all checks on.
 
-Medians of three; a run counts by its processor time where that is less than the time on the wall, so that other
-processes on the machine do not count.
+Medians of three; a run counts by its processor time where that is less than the time on the wall, so that
+other processes on the machine do not count.
 """
 import statistics
 import time

@@ -1,7 +1,8 @@
 """cp.async and its groups (PTX ISA, Asynchronous copy): copies that run on while the thread goes on.
 
-With ``copies="late"`` the bytes arrive when the thread waits for them, or, if they arrive at an mbarrier, when
-nobody can go on without; until then the destination counts as unwritten. With "early" they arrive at once.
+With ``copies="late"`` the bytes arrive when the thread waits for them, or, if they arrive at an mbarrier,
+when nobody can go on without; until then the destination counts as unwritten. With "early" they arrive at
+once.
 """
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .titles import MOVE
 
 
 class Copy:
-    """One cp.async under way: for each of its lanes from where to where, how many bytes (None: all), its group."""
+    """One cp.async under way: for each of its lanes from where to where, how many bytes (None: all), and its
+    group."""
 
     def __init__(self, lanes, to, source, size, group, nbytes, access):
         self.lanes, self.to, self.source, self.size, self.group = lanes, to, source, size, group

@@ -88,7 +88,8 @@ class Mbarriers:
             name, barrier = self.find(who[0], addresses[chosen][0], instruction)
             warps = np.unique(machine.warp_in_block[who])
             if "relaxed" not in instruction.parts:
-                barrier.collected = np.maximum(barrier.collected, machine.clocks.release(name[0], warps, known))
+                clock = machine.clocks.release(name[0], warps, known)
+                barrier.collected = np.maximum(barrier.collected, clock)
             total = int(count[chosen].sum())
             if total > barrier.pending:
                 machine.fail(
@@ -240,7 +241,8 @@ def copies_arrive(d, i):
         if "noinc" not in i.parts:
             for lane, place in zip(lanes.tolist(), places.tolist()):
                 store.find(lane, place, i)[1].pending += 1
-        arrive = partial(store.arrive, lanes, places, np.ones(len(lanes), np.int64), i, machine.clocks.state())
+        arrive = partial(store.arrive, lanes, places, np.ones(len(lanes), np.int64), i,
+                         machine.clocks.state())
         if machine.copies == "late":
             under_way.arrive_later(lanes, arrive)
             machine.clocks.tick()
