@@ -57,7 +57,9 @@ class Call(NamedTuple):
     tiles, units, chunk : int
         The grid: `tiles` x `units` blocks, where a unit is a head of a segment; see `tiles.locate`.
     heads, group : int
-        Query heads, and how many of them share a head of k and v.
+        Query heads (of a grid of packed tiles: tiles across a head's group), and how many share a head of k and v.
+    shift : int
+        Where heads are packed into a tile: see `packing`.
     head_dim, value_dim : int
     head_origin : int
         Number of head 0 for dropout.
@@ -85,6 +87,7 @@ class Call(NamedTuple):
     chunk: np.int32
     heads: np.int32
     group: np.int32
+    shift: np.int32
     head_dim: np.int32
     value_dim: np.int32
     head_origin: np.int64
@@ -140,7 +143,7 @@ def make_call(problem: Problem, out: np.ndarray, lse: np.ndarray) -> Call:
         bias=tensor(problem.score.bias), mask=tensor(problem.mask), slopes=tensor(problem.score.alibi),
         sinks=0 if problem.sinks is None else Pointer(problem.sinks),
         segments=Pointer(table), sequences=int((table[:, SEQUENCE] != COVER).sum()), work=0, tiles=0, units=0, chunk=1,
-        heads=problem.q.shape[1], group=problem.group,
+        heads=problem.q.shape[1], group=problem.group, shift=0,
         head_dim=problem.q.shape[3], value_dim=problem.v.shape[3], head_origin=problem.head_origin,
         left=problem.band.left, right=problem.band.right,
         scale=problem.scale, softcap=problem.score.softcap or 0.0,

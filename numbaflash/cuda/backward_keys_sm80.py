@@ -8,6 +8,7 @@ from numbaflash.cuda.backward_sm80 import BackwardConfig, exponent_base, make_re
 from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.fragments import HALVES, make_clear, make_multiply_tn, matrix_instructions
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.packing import ONE_HEAD
 from numbaflash.cuda.panels import PANEL_ROW, lane_across, lane_down, tile_bytes
 from numbaflash.cuda.results import make_write
 from numbaflash.cuda.scores import ONE, make_drop
@@ -225,7 +226,7 @@ def make_backward_keys(config: BackwardConfig):
                     read_bases(stats, quad_stats)
                     weights(s, stats, factor)
                     if DROPOUT:
-                        keep(bits, load_draw(call, here), lane_query, lane_key)
+                        keep(bits, load_draw(call, here), ONE_HEAD, lane_query, lane_key)
                     if WANT_DV:
                         if DROPOUT:
                             copy_scores(dp, s)

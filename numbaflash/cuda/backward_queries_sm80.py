@@ -8,6 +8,7 @@ from numbaflash.cuda.backward_sm80 import BackwardConfig, exponent_base, make_re
 from numbaflash.cuda.draw import load_draw
 from numbaflash.cuda.fragments import HALVES, make_clear
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.packing import ONE_HEAD
 from numbaflash.cuda.panels import PANEL_ROW, tile_bytes
 from numbaflash.cuda.results import make_write
 from numbaflash.cuda.scores import ZERO
@@ -127,7 +128,7 @@ def make_backward_queries(config: BackwardConfig):
                     scores(s, slope, q, base, rows, call, place, segment, lane_row, lane_key, edge)
                     weights(s, bases, factor)
                     if DROPOUT:
-                        keep(bits, draw, lane_row, lane_key)
+                        keep(bits, draw, ONE_HEAD, lane_row, lane_key)
                     score_gradient(dp, s, slope, deltas, bits, dout, base + Q_BYTES, rows + K_BYTES, keep_scale)
                     pack(dp, p)
                     multiply_dq(acc, p, rows + lane_values(ptx.thread_index()))

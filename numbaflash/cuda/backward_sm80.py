@@ -23,6 +23,7 @@ from numbaflash.cuda.fragments import (
     make_pack, make_pack_words, matrix_instructions,
 )
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.packing import ONE_HEAD
 from numbaflash.cuda.panels import CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, tile_bytes
 from numbaflash.cuda.scores import (
     DROPOUTS, INFINITY, ZERO, Lanes, Scoring, kept, make_apply_score, make_hide, make_keep, make_lanes,
@@ -276,9 +277,9 @@ def make_recomputation(config: BackwardConfig, transposed: bool) -> Recomputatio
         clear(s)
         multiply_scores(s, own, warp_rows(own_tile), next_rows + lane_across(ptx.thread_index()))
         if GENERAL:
-            apply_score(s, slope, call, place, segment, query, key)
+            apply_score(s, slope, call, place, segment, ONE_HEAD, query, key)
         if edge:
-            hide(s, segment, query, key)
+            hide(s, segment, ONE_HEAD, query, key)
 
     @device
     def score_gradient(dp, p, slope, delta, bits, own, own_tile, next_rows, keep_scale):

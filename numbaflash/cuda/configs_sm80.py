@@ -5,6 +5,7 @@ from numbaflash.arrays import Operand, bfloat16, float16, float32
 from numbaflash.cuda.backward_sm80 import BackwardConfig
 from numbaflash.cuda.forward_sm80 import ForwardConfig
 from numbaflash.cuda.fragments import HALVES
+from numbaflash.cuda.packing import slot_shift
 from numbaflash.cuda.panels import CHUNK
 from numbaflash.cuda.scores import Scoring, scoring_of
 from numbaflash.cuda.simt_config import shared_limit
@@ -173,9 +174,12 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
         table = {width: table[width] for width in TURING}
     warps, row_tiles, block_k, resident, blocks = _row(FORWARD_WORDS, table, kind, max(width, value_width))
     staged = out.dtype in (float16, bfloat16, float32) and in_chunks(out) and value_dim % 8 == 0
+    packed = slot_shift(problem, 16 * warps * row_tiles) > 0
+    if packed and scoring.dropout:
+        scoring = scoring._replace(dropout="element")
     return ForwardConfig(
         kind, width, value_width, warps, row_tiles, block_k, 2, resident, blocks,
-        _copy(problem, kind, turing, problem.q, problem.k, problem.v), out.dtype.name, staged, turing, scoring,
+        _copy(problem, kind, turing, problem.q, problem.k, problem.v), out.dtype.name, staged, turing, scoring, packed,
     ).check()
 
 

@@ -21,8 +21,11 @@ from numbaflash.cuda.fragments import (
     HALVES, lane_words, make_clear, make_load_rows, make_multiply_nn, make_multiply_nn_words, make_multiply_nt,
     make_pack, make_pack_words, matrix_instructions,
 )
+from numbaflash.cuda.packing import (
+    make_find_members, make_row_place, make_split, parts_of, slot_shift,
+)
 from numbaflash.cuda.panels import (
-    CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, tile_bytes,
+    CHUNKS, COPIES, PANEL_ROW, lane_across, lane_down, make_load, make_load_packed, tile_bytes,
 )
 from numbaflash.cuda.plan import KernelSpec, Launch, Plan
 from numbaflash.cuda.results import make_write
@@ -59,6 +62,8 @@ class ForwardConfig(NamedTuple):
     turing : bool
         m16n8k8, no cp.async.
     scoring : Scoring
+    packed : bool
+        Tiles hold several heads of a group: see `packing`.
     """
 
     kind: str = "bfloat16"
@@ -75,6 +80,7 @@ class ForwardConfig(NamedTuple):
     staged: bool = True
     turing: bool = False
     scoring: Scoring = Scoring()
+    packed: bool = False
 
     @property
     def threads(self) -> int:
@@ -112,7 +118,7 @@ class ForwardConfig(NamedTuple):
             "copy": self.copy not in COPIES or (self.turing and self.copy == "async"),
             "staged": self.staged and self.out_dtype == "float64",
             "out_dtype": self.turing and self.out_dtype == "bfloat16",
-            "scoring": self.scoring.dropout not in DROPOUTS,
+            "scoring": self.scoring.dropout not in DROPOUTS or (self.packed and self.scoring.dropout == "block"),
         }
         for name, is_wrong in wrong.items():
             if is_wrong:
@@ -132,7 +138,7 @@ def make_forward(config: ForwardConfig):
     K_BYTES, V_BYTES = tile_bytes(BK, HALF * WIDTH), tile_bytes(BK, HALF * VALUE_WIDTH)
     STAGE_BYTES = K_BYTES + V_BYTES
     Q_AT = config.ring_bytes
-    RESIDENT, ASYNC = config.resident, config.copy == "async"
+    RESIDENT, ASYNC, PACKED = config.resident, config.copy == "async", config.packed
     GENERAL, DROPOUT = config.scoring.general, config.scoring.dropout != ""
     S_SIZE, ACC_SIZE, P_SIZE = M_TILES * N_TILES * 4, M_TILES * VALUE_TILES * 4, M_TILES * N_TILES * 2 * HALF
     Q_SIZE = M_TILES * 4 * (HALF * WIDTH // 16 if RESIDENT else 1)
@@ -140,7 +146,7 @@ def make_forward(config: ForwardConfig):
     BITS_SIZE = -(-S_SIZE // 32)
 
     mma, pack = matrix_instructions(config.kind, config.turing)
-    load_q = make_load(BQ, HALF * WIDTH, THREADS, config.copy)
+    load_q = (make_load_packed if PACKED else make_load)(BQ, HALF * WIDTH, THREADS, config.copy)
     load_k = make_load(BK, HALF * WIDTH, THREADS, config.copy)
     load_v = make_load(BK, HALF * VALUE_WIDTH, THREADS, config.copy)
     load_rows = make_load_rows(M_TILES, HALF * WIDTH, BQ)
@@ -152,23 +158,37 @@ def make_forward(config: ForwardConfig):
         multiply_values = make_multiply_nn(M_TILES, BK, VALUE_WIDTH, BK, mma)
         pack_weights, lane_values = make_pack(M_TILES, N_TILES, pack), lane_down
     softmax_step = make_softmax_step(M_TILES, N_TILES, VALUE_TILES)
-    lanes = make_lanes(M_TILES, N_TILES)
+    lanes = make_lanes(M_TILES, N_TILES, packed=PACKED)
     apply_score, hide = make_apply_score(lanes, config.scoring), make_hide(lanes)
-    keep, drop = make_keep(M_TILES, N_TILES, config.scoring.dropout), make_drop(S_SIZE)
+    keep, drop = make_keep(M_TILES, N_TILES, config.scoring.dropout, packed=PACKED), make_drop(S_SIZE)
 
     def start_row(r, top):
         top[r] = -INFINITY
 
-    def finish_one(r, top, total, factors, call, q_length, row, sink, lse):
+    find_members, split, row_place = make_find_members(PACKED, BQ), make_split(PACKED), make_row_place(PACKED)
+
+    @device
+    def load_sink(call, place, head):
+        sink = -INFINITY
+        if call.sinks != 0 and place.segment < call.sequences:
+            sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(head))) * LOG2_E
+        return sink
+
+    def finish_one(r, top, total, factors, call, place, packing, count, own, sink, lse):
+        if PACKED:
+            _, member = split(own + 8 * r, packing)
+            sink = load_sink(call, place, place.head + member)
         log_sum, factor = finish_row(top[r], total[r], sink)
         factors[r] = factor * float32(call.keep_scale) if DROPOUT else factor
-        if row + 8 * r < q_length and ptx.thread_index() & 3 == 0:
-            ptx.st_global_f32(lse + int64(row + 8 * r) * call.lse.row, log_sum)
+        address, exists = row_place(lse, own + 8 * r, call.lse.row, call.lse.head, count, packing)
+        if exists and ptx.thread_index() & 3 == 0:
+            ptx.st_global_f32(address, log_sum)
 
     start_rows, clear_rows = unrolled(ROWS, start_row), make_clear(ROWS)
     clear_scores, clear_acc = make_clear(S_SIZE), make_clear(ACC_SIZE)
     finish_rows = unrolled(ROWS, finish_one)
-    write = make_write(M_TILES, VALUE_WIDTH, BQ, THREADS, config.out_dtype, config.staged, config.turing)
+    write = make_write(M_TILES, VALUE_WIDTH, BQ, THREADS, config.out_dtype, config.staged, config.turing,
+                       PACKED)
 
     @device
     def warp_rows(tile):
@@ -177,7 +197,7 @@ def make_forward(config: ForwardConfig):
 
     def forward(call):
         base = ptx.dynamic_shared_address()
-        place = locate(call, ptx.block_index())
+        place, packing = find_members(call, locate(call, ptx.block_index()))
         segment = load_segment(call, place)
         block_row = int32(place.tile * BQ)
         if block_row >= segment.q_length:
@@ -187,8 +207,12 @@ def make_forward(config: ForwardConfig):
         seen_lo = max(0, segment.first)
         seen_hi = min(segment.k_length, segment.q_length + segment.last)
         lo, _, _, hi = tiles_seen(segment, block_row, block_row + BQ, BK)
-        load_q(base + Q_AT, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column, HALF * call.head_dim,
-               0, segment.q_length - block_row)
+        if PACKED:
+            load_q(base + Q_AT, segment.q, call.q.row, call.q.column, HALF * call.head_dim, call.q.head,
+                   segment.q_length, packing)
+        else:
+            load_q(base + Q_AT, segment.q + int64(block_row) * call.q.row, call.q.row, call.q.column,
+                   HALF * call.head_dim, 0, segment.q_length - block_row)
         if lo < hi:
             key = int64(lo) * BK
             load_k(base, segment.k + key * call.k.row, call.k.row, call.k.column, HALF * call.head_dim,
@@ -232,19 +256,24 @@ def make_forward(config: ForwardConfig):
             thread = ptx.thread_index()             # volatile, and what derives from it: no register between tiles
             warp_row = int32(block_row + (thread >> 5) * WARP_ROWS)
             tile_key = int32(tile * BK)
-            if warp_row + segment.first < tile_key + BK and tile_key <= warp_row + WARP_ROWS - 1 + segment.last:
+            first_query, last_query = warp_row, int32(warp_row + WARP_ROWS - 1)
+            busy = True
+            if PACKED:                              # a warp has all queries of some heads, or some of one head
+                first_query, last_query = int32(0), int32(segment.q_length - 1)
+                busy = warp_row >> packing.shift < packing.members
+            if busy and first_query + segment.first < tile_key + BK and tile_key <= last_query + segment.last:
                 clear_scores(s)
                 multiply_scores(s, q, warp_rows(base + Q_AT), base + stage + lane_across(thread))
                 row = int32(warp_row + ((thread & 31) >> 2))
                 first_key = int32(tile_key + 2 * (thread & 3))
                 if GENERAL:
-                    apply_score(s, s, call, place, segment, row, first_key)
-                if not (warp_row + WARP_ROWS - 1 + segment.first <= tile_key and tile_key + BK <= segment.k_length
-                        and tile_key + BK - 1 <= warp_row + segment.last):
-                    hide(s, segment, row, first_key)
+                    apply_score(s, s, call, place, segment, packing, row, first_key)
+                if not (last_query + segment.first <= tile_key and tile_key + BK <= segment.k_length
+                        and tile_key + BK - 1 <= first_query + segment.last):
+                    hide(s, segment, packing, row, first_key)
                 softmax_step(s, acc, top, total, factor)
                 if DROPOUT:
-                    keep(bits, draw, row, first_key)
+                    keep(bits, draw, packing, row, first_key)
                     drop(s, bits, ONE)
                 pack_weights(s, p)
                 multiply_values(acc, p, base + stage + K_BYTES + lane_values(ptx.thread_index()))
@@ -253,21 +282,23 @@ def make_forward(config: ForwardConfig):
 
         # results; where they go is worked out again here, rather than kept in registers through the loop
         thread = ptx.thread_index()
-        place = locate(call, ptx.block_index())
+        place, packing = find_members(call, locate(call, ptx.block_index()))
         block_row = int32(place.tile * BQ)
-        q_length = int32(column(call, place, Q_LENGTH))
-        row = int32(block_row + (thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
-        sink = -INFINITY
-        if call.sinks != 0 and place.segment < call.sequences:
-            sink = float32(ptx.ld_global_nc_f64(call.sinks + 8 * int64(place.head))) * LOG2_E
-        out, lse = query_rows(call, call.out, place), query_rows(call, call.lse, place)
+        count = int32(int32(column(call, place, Q_LENGTH)) - block_row)
+        own = int32((thread >> 5) * WARP_ROWS + ((thread & 31) >> 2))
+        sink = load_sink(call, place, place.head)
+        out = query_rows(call, call.out, place) + int64(block_row) * call.out.row
+        lse = query_rows(call, call.lse, place) + int64(block_row) * call.lse.row
         if ASYNC and not RESIDENT:                  # where nothing was seen, nobody has waited yet
             ptx.cp_async_wait_all()
         cuda.syncthreads()                          # nobody reads tiles any more
         factors = cuda.local.array(ROWS, float32)
-        finish_rows(top, total, factors, call, q_length, row, sink, lse)
-        write(acc, factors, base, row - block_row, out + int64(block_row) * call.out.row, call.out.row, call.out.column,
-              q_length - block_row, call.value_dim)
+        finish_rows(top, total, factors, call, place, packing, count, own, sink, lse)
+        if PACKED:
+            write(acc, factors, base, own, out, call.out.row, call.out.column, count, call.value_dim, call.out.head,
+                  packing)
+        else:
+            write(acc, factors, base, own, out, call.out.row, call.out.column, count, call.value_dim)
 
     return forward
 
@@ -289,9 +320,14 @@ def plan_forward(problem: Problem, out: np.ndarray, lse: np.ndarray, config: For
         Where sizes exceed int32 arithmetic.
     """
     kv_bytes = 2 * (problem.q.shape[3] + problem.v.shape[3]) * problem.k.shape[2]
-    call, blocks = fill_grid(make_call(problem, out, lse), problem.segments, config.block_q, kv_bytes)
+    call = make_call(problem, out, lse)
+    if config.packed:
+        shift = slot_shift(problem, config.block_q)
+        parts = parts_of(problem.group, config.block_q, shift)
+        call = call._replace(shift=shift, heads=problem.k.shape[1] * parts)
+    call, blocks = fill_grid(call, problem.segments, config.block_q, kv_bytes)
     if blocks == 0:
         return Plan([])
-    kernel = KernelSpec(f"forward_sm80_d{config.head_dim}_{config.kind}", make_forward(config), (CALL,),
+    kernel = KernelSpec(f"forward_sm80_d{config.head_dim}_{config.kind}{'_packed' if config.packed else ''}", make_forward(config), (CALL,),
                         (config.threads, config.blocks))
     return Plan([Launch(kernel, blocks, config.threads, config.shared_bytes, (call,))])

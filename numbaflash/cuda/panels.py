@@ -12,6 +12,7 @@ from numba import cuda, int32, int64, uint32
 
 from numbaflash.cuda import ptx
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.packing import make_row_place
 from numbaflash.cuda.unroll import unrolled
 
 PANEL_ROW = 128
@@ -91,6 +92,37 @@ def make_load(height: int, width: int, threads: int, copy: str):
                 copy_chunk(target + (i * ROWS * PANEL_ROW + p * PANEL),
                            address + (CHUNKS * PER_CHUNK * p) * column_stride, column_stride, present)
             address += ROWS * row_stride
+    return load
+
+
+def make_load_packed(height: int, width: int, threads: int, copy: str):
+    """Factory of ``load(tile, source, row_stride, column_stride, columns, head_stride, count, packing)``.
+
+    As `make_load`, for rows of several heads (see `packing`), `count` of each.
+    """
+    PANELS = panels(width)
+    PANEL = height * PANEL_ROW
+    ROWS = threads // CHUNKS
+    ROUNDS = height // ROWS
+    assert threads % 64 == 0 and height % ROWS == 0, "whole rounds, and one swizzle per thread"
+    copy_chunk, row_place = _COPY_CHUNK[copy], make_row_place(True)
+    CONTIGUOUS = copy not in ("element", "word")
+    PER_CHUNK = 4 if copy == "word" else 8
+
+    @device
+    def load(tile, source, row_stride, column_stride, columns, head_stride, count, packing):
+        thread = ptx.thread_index()
+        chunk = thread & 7
+        if CONTIGUOUS:
+            column_stride = 2
+        for i in range(ROUNDS):
+            row = int32((thread >> 3) + i * ROWS)
+            target = tile + row * PANEL_ROW + ((chunk ^ (row & 7)) << 4)
+            address, exists = row_place(source, row, row_stride, head_stride, count, packing)
+            for p in range(PANELS):
+                present = int32(columns - PANEL_COLUMNS * p - 8 * chunk) if exists else int32(0)
+                first = int64(PER_CHUNK * chunk + CHUNKS * PER_CHUNK * p) * column_stride
+                copy_chunk(target + p * PANEL, address + first, column_stride, present)
     return load
 
 

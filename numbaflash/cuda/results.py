@@ -6,17 +6,20 @@ from numbaflash.cuda.fragments import matrix_instructions
 from numbaflash.cuda.panels import CHUNKS, chunk_place
 from numbaflash.cuda.stores import STORE_FLOAT
 from numbaflash.cuda.inlining import device
+from numbaflash.cuda.packing import ONE_HEAD, make_row_place
 from numbaflash.cuda.unroll import unrolled
 
 
-def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, staged: bool, turing: bool = False):
+def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, staged: bool, turing: bool = False,
+               packed: bool = False):
     """``write(acc, factors, tile, own, target, row_stride, column_stride, count, columns)`` for all threads of a block.
 
     The rows of an accumulator, times the lane's factor of each row, go to `count` rows and `columns` columns of
     global memory from address `target` on.  `own` is the lane's first row.  Staged results need 16-byte aligned rows of
     whole chunks: float32 leaves two numbers at a time, 16-bit ones through `height` rows of panels at shared address
-    `tile`, which nobody reads any more.
+    `tile`, which nobody reads any more.  Packed rows (see `packing`) need two arguments more, ``head_stride, packing``.
     """
+    row_place = make_row_place(packed)
     N_TILES, WIDTH_CHUNKS = width // 8, width // 8
     ROWS, ROUNDS = threads // CHUNKS, height * CHUNKS // threads
     store_float = STORE_FLOAT[dtype]
@@ -41,10 +44,10 @@ def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, 
             store_float(address + int64(at) * column_stride,
                         acc[4 * ((r // 2) * N_TILES + n // 2) + 2 * (r % 2) + n % 2] * factor)
 
-    def write_row(r, acc, factors, tile, own, target, row_stride, column_stride, count, columns):
+    def write_row(r, acc, factors, tile, own, target, row_stride, column_stride, count, columns, head_stride, packing):
         row = own + 8 * r
-        address = target + int64(row) * row_stride
-        write_columns(acc, factors[r], r, tile, row, row < count, address, column_stride, columns)
+        address, exists = row_place(target, row, row_stride, head_stride, count, packing)
+        write_columns(acc, factors[r], r, tile, row, exists, address, column_stride, columns)
 
     if staged:
         write_columns = unrolled(N_TILES, stage_pair)
@@ -55,17 +58,23 @@ def make_write(m_tiles: int, width: int, height: int, threads: int, dtype: str, 
     write_rows = unrolled(2 * m_tiles, write_row)
 
     @device
-    def write(acc, factors, tile, own, target, row_stride, column_stride, count, columns):
-        write_rows(acc, factors, tile, own, target, row_stride, column_stride, count, columns)
+    def write_packed(acc, factors, tile, own, target, row_stride, column_stride, count, columns, head_stride, packing):
+        write_rows(acc, factors, tile, own, target, row_stride, column_stride, count, columns, head_stride, packing)
         if staged:
             cuda.syncthreads()
             words = cuda.local.array(4, uint32)
             thread = ptx.thread_index()
             for i in range(ROUNDS):
                 row = (thread >> 3) + i * ROWS
+                address, exists = row_place(target, row, row_stride, head_stride, count, packing)
                 for first in range(0, WIDTH_CHUNKS, CHUNKS):
                     chunk = first + (thread & 7)
-                    if row < count and 8 * chunk < columns:
+                    if exists and 8 * chunk < columns:
                         ptx.ld_shared_v4_b32(words, 0, tile + chunk_place(row, chunk, height))
-                        ptx.st_global_v4_b32(target + int64(row) * row_stride + 16 * int64(chunk), words, 0)
-    return write
+                        ptx.st_global_v4_b32(address + 16 * int64(chunk), words, 0)
+
+    @device
+    def write(acc, factors, tile, own, target, row_stride, column_stride, count, columns):
+        write_packed(acc, factors, tile, own, target, row_stride, column_stride, count, columns, 0, ONE_HEAD)
+
+    return write_packed if packed else write

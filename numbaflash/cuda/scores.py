@@ -16,7 +16,8 @@ from numbaflash import segments
 from numbaflash.cuda import ptx
 from numbaflash.cuda.draw import dropout_word, philox
 from numbaflash.cuda.inlining import device
-from numbaflash.cuda.tiles import pair_row
+from numbaflash.cuda.packing import make_split
+from numbaflash.cuda.tiles import Place, pair_row
 from numbaflash.cuda.unroll import unrolled
 
 INFINITY = np.float32(np.inf)
@@ -96,7 +97,8 @@ class Lanes(NamedTuple):
     """Where a lane's numbers of a result stand, in offsets from its first query and its first key.
 
     `query(n)` and `key(n)` are device functions of numbers ``n < queries`` and ``n < keys``, `at(q, k)` is where
-    the pair stands in the local array.
+    the pair stands in the local array.  Where heads are packed, "queries" are rows of the block, and `split` tells
+    which query of which member a row is (`packing.make_split`).
     """
 
     queries: int
@@ -104,10 +106,13 @@ class Lanes(NamedTuple):
     query: Callable
     key: Callable
     at: Callable
+    packed: bool
+    split: Callable
 
 
-def make_lanes(m_tiles: int, n_tiles: int, transposed: bool = False) -> Lanes:
+def make_lanes(m_tiles: int, n_tiles: int, transposed: bool = False, packed: bool = False) -> Lanes:
     """`Lanes` of a result whose rows are queries and columns keys, or (transposed) the other way round."""
+    split = make_split(packed)
 
     @device
     def row(n):
@@ -126,18 +131,18 @@ def make_lanes(m_tiles: int, n_tiles: int, transposed: bool = False) -> Lanes:
         return 4 * ((r // 2) * n_tiles + c // 2) + 2 * (r % 2) + c % 2
 
     if transposed:
-        return Lanes(2 * n_tiles, 2 * m_tiles, column, row, at_transposed)
-    return Lanes(2 * m_tiles, 2 * n_tiles, row, column, at)
+        return Lanes(2 * n_tiles, 2 * m_tiles, column, row, at_transposed, packed, split)
+    return Lanes(2 * m_tiles, 2 * n_tiles, row, column, at, packed, split)
 
 
 def make_apply_score(lanes: Lanes, scoring: Scoring, derivative: bool = False):
-    """``apply_score(s, slope, call, place, segment, query, key)``: products become scores in natural units.
+    """``apply_score(s, slope, call, place, segment, packing, query, key)``: products become scores in natural units.
 
     Masked scores become -inf.  Pairs that do not exist get the score of the last one, for others to hide.  Where
     asked for, `slope` receives the derivative of each score by the scaled product.
     """
     load_bias = LOAD_FLOAT[scoring.bias]
-    queries, keys, query_of, key_of, at = lanes
+    queries, keys, query_of, key_of, at, PACKED, split = lanes
 
     def scale_one(x, s, slope, scale):
         s[x] = s[x] * scale
@@ -154,8 +159,10 @@ def make_apply_score(lanes: Lanes, scoring: Scoring, derivative: bool = False):
         x = at(q, k)
         s[x] = s[x] + load_bias(address + int64(min(key + key_of(k), last)) * stride)
 
-    def bias_query(q, s, call, place, segment, query, key):
-        address = pair_row(call.bias, place, min(query + query_of(q), segment.q_length - 1))
+    def bias_query(q, s, call, place, segment, packing, query, key):
+        row, member = split(query + query_of(q), packing)
+        here = Place(place.segment, int32(place.head + member), place.tile)
+        address = pair_row(call.bias, here, min(row, segment.q_length - 1))
         bias_keys(s, q, address, call.bias.column, key, segment.k_length - 1)
 
     def alibi_one(k, s, q, penalty, distance):
@@ -165,46 +172,62 @@ def make_apply_score(lanes: Lanes, scoring: Scoring, derivative: bool = False):
     def alibi_query(q, s, penalty, distance):
         alibi_keys(s, q, penalty, distance)
 
+    def alibi_key(k, s, q, penalty, distance):
+        x = at(q, k)
+        s[x] = s[x] - penalty * abs(float32(int32(distance - key_of(k))))
+
+    def alibi_row(q, s, call, place, segment, packing, query, key):
+        row, member = split(query + query_of(q), packing)
+        here = Place(place.segment, int32(place.head + member), place.tile)
+        penalty = float32(ptx.ld_global_nc_f64(pair_row(call.slopes, here, 0)))
+        alibi_all_keys(s, q, penalty, row + segment.offset - key)
+
     def mask_one(k, s, q, address, stride, key, last):
         x = at(q, k)
         seen = ptx.ld_global_nc_u8(address + int64(min(key + key_of(k), last)) * stride)
         s[x] = s[x] if seen != 0 else -INFINITY
 
-    def mask_query(q, s, call, place, segment, query, key):
-        address = pair_row(call.mask, place, min(query + query_of(q), segment.q_length - 1))
+    def mask_query(q, s, call, place, segment, packing, query, key):
+        row, member = split(query + query_of(q), packing)
+        here = Place(place.segment, int32(place.head + member), place.tile)
+        address = pair_row(call.mask, here, min(row, segment.q_length - 1))
         mask_keys(s, q, address, call.mask.column, key, segment.k_length - 1)
 
     scale_all, cap_all = unrolled(queries * keys, scale_one), unrolled(queries * keys, cap_one)
     bias_keys, alibi_keys, mask_keys = unrolled(keys, bias_one), unrolled(keys, alibi_one), unrolled(keys, mask_one)
     bias_all, alibi_all = unrolled(queries, bias_query), unrolled(queries, alibi_query)
+    alibi_all_keys, alibi_rows = unrolled(keys, alibi_key), unrolled(queries, alibi_row)
     mask_all = unrolled(queries, mask_query)
 
     @device
-    def apply_score(s, slope, call, place, segment, query, key):
+    def apply_score(s, slope, call, place, segment, packing, query, key):
         scale_all(s, slope, float32(call.scale))
         if call.softcap > 0.0:
             cap_all(s, slope, float32(call.softcap), float32(1.0 / call.softcap))
         if call.bias.pointer != 0:
-            bias_all(s, call, place, segment, query, key)
+            bias_all(s, call, place, segment, packing, query, key)
         if call.slopes.pointer != 0:
-            penalty = float32(ptx.ld_global_nc_f64(pair_row(call.slopes, place, 0)))
-            alibi_all(s, penalty, query + segment.offset - key)
+            if PACKED:
+                alibi_rows(s, call, place, segment, packing, query, key)
+            else:
+                penalty = float32(ptx.ld_global_nc_f64(pair_row(call.slopes, place, 0)))
+                alibi_all(s, penalty, query + segment.offset - key)
         if call.mask.pointer != 0:
-            mask_all(s, call, place, segment, query, key)
+            mask_all(s, call, place, segment, packing, query, key)
     return apply_score
 
 
 def make_hide(lanes: Lanes):
-    """``hide(s, segment, query, key)``: -inf for what the band hides, and for pairs that do not exist."""
-    queries, keys, query_of, key_of, at = lanes
+    """``hide(s, segment, packing, query, key)``: -inf for what the band hides, and for pairs that do not exist."""
+    queries, keys, query_of, key_of, at, _, split = lanes
 
     def hide_one(k, s, q, first, last):
         x = at(q, k)
         ahead = int32(key_of(k))
         s[x] = s[x] if first <= ahead and ahead <= last else -INFINITY
 
-    def hide_query(q, s, segment, query, key):
-        row = query + query_of(q)
+    def hide_query(q, s, segment, packing, query, key):
+        row, _ = split(query + query_of(q), packing)
         first = int32(row + segment.first - key)
         last = int32(min(row + segment.last, segment.k_length - 1) - key)
         hide_keys(s, q, first, last if row < segment.q_length else int32(-1))
@@ -216,12 +239,12 @@ def make_hide(lanes: Lanes):
 # --- dropout ----------------------------------------------------------------------------------------------
 
 
-def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
-    """``keep(bits, draw, query, key)``: which pairs the pattern keeps; bit ``x % 32`` of word ``x // 32`` for number x.
+def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False, packed: bool = False):
+    """``keep(bits, draw, packing, query, key)``: which pairs the pattern keeps; bit ``x % 32`` of word ``x // 32`` for number x.
 
-    `query` and `key` are those of the lane's first number.
+    `query` and `key` are those of the lane's first number.  Packed heads need the mode "element".
     """
-    queries, keys, query_of, key_of, at = make_lanes(m_tiles, n_tiles, transposed)
+    queries, keys, query_of, key_of, at, _, split = make_lanes(m_tiles, n_tiles, transposed, packed)
     PAIRS, HALVES = n_tiles // 2, 2 * m_tiles
 
     @device
@@ -232,7 +255,7 @@ def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
     def clear_word(w, bits):
         bits[w] = uint32(0)
 
-    def keep_fragment(n, bits, draw, query, key):
+    def keep_fragment(n, bits, draw, packing, query, key):
         i, j = n // n_tiles, n % n_tiles
         first = uint64(int64(query) + 16 * i + draw.row)
         w0, w1, w2, w3 = philox(first & LOW, uint64(int64(key) + 8 * j + draw.key) >> ONE_BIT, draw.head, draw.sequence,
@@ -242,7 +265,7 @@ def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
         put(bits, 4 * n + 2, w2, draw.threshold)
         put(bits, 4 * n + 3, w3, draw.threshold)
 
-    def keep_columns(n, bits, draw, query, key):
+    def keep_columns(n, bits, draw, packing, query, key):
         """Of a key and of 16 queries, those that this lane holds: two column tiles, in each the one that is e-th."""
         e, pair, r = n % 2, n // 2 % PAIRS, n // (2 * PAIRS)
         j = uint64(int64(key) + 8 * r + draw.key)
@@ -253,11 +276,13 @@ def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
         put(bits, x, w1 if odd else w0, draw.threshold)
         put(bits, x + 4, w3 if odd else w2, draw.threshold)
 
-    def keep_one(n, bits, draw, query, key):
+    def keep_one(n, bits, draw, packing, query, key):
         q, k = n // keys, n % keys
-        i = uint64(int64(query) + query_of(q) + draw.row)
+        row, member = split(query + query_of(q), packing)
+        i = uint64(int64(row) + draw.row)
         j = uint64(int64(key) + key_of(k) + draw.key)
-        put(bits, at(q, k), dropout_word(draw.seed, draw.sequence, draw.head, i, j), draw.threshold)
+        head = uint64(int64(draw.head) + member)
+        put(bits, at(q, k), dropout_word(draw.seed, draw.sequence, head, i, j), draw.threshold)
 
     clear = unrolled(-(-queries * keys // 32), clear_word)
     if mode != "block":
@@ -268,9 +293,9 @@ def make_keep(m_tiles: int, n_tiles: int, mode: str, transposed: bool = False):
         draw_all = unrolled(m_tiles * n_tiles, keep_fragment)
 
     @device
-    def keep(bits, draw, query, key):
+    def keep(bits, draw, packing, query, key):
         clear(bits)
-        draw_all(bits, draw, query, key)
+        draw_all(bits, draw, packing, query, key)
     return keep
 
 

@@ -32,7 +32,9 @@ STYLES = ("plain", "everything", "strided")
 """No options, aligned; every option at once; every option on arrays that no 16-byte access can read."""
 DETERMINISTIC = ("deterministic", "deterministic-everything")
 """Of gradients on tensor cores besides: bit-equal ones, without options and with all of them."""
-PLAIN = ("plain", "deterministic")
+GROUPED = ("grouped", "grouped-everything")
+"""Of forward passes on tensor cores besides: heads of a group packed into tiles, without options and with all."""
+PLAIN = ("plain", "deterministic", "grouped")
 FULL = ("sm_80", "sm_90a")
 """Architectures for which everything is compiled; the others take the sample."""
 SAMPLED = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a")
@@ -74,7 +76,7 @@ class Variant(NamedTuple):
     dim : int
         Head dimension, of values too.
     style : str
-        One of `STYLES` or `DETERMINISTIC`.
+        One of `STYLES`, `DETERMINISTIC` or `GROUPED`.
     """
 
     family: str
@@ -97,11 +99,13 @@ def _variants() -> Iterator[Variant]:
         for direction in DIRECTIONS:
             for kind in kinds:
                 for dim in dims:
-                    styles = STYLES + DETERMINISTIC * (family == "tensor" and direction == "backward")
+                    more = {("tensor", "backward"): DETERMINISTIC, ("tensor", "forward"): GROUPED}
+                    styles = STYLES + more.get((family, direction), ())
                     yield from (Variant(family, direction, kind, dim, style) for style in styles)
     for direction, table in zip(DIRECTIONS, (FORWARD_WORDS, BACKWARD_WORDS)):
         for kind, dim in table:
-            yield from (Variant("tensor", direction, kind, dim, style) for style in STYLES)
+            styles = STYLES + GROUPED * (direction == "forward")
+            yield from (Variant("tensor", direction, kind, dim, style) for style in styles)
 
 
 VARIANTS = {variant.name: variant for variant in _variants()}
@@ -206,7 +210,8 @@ def kernels(names: list[str], arch: str) -> list[Kernel]:
 def _problem(variant: Variant) -> Problem:
     words = variant.kind.startswith("tf32")
     dtype = next(one for one in FLOATING if one.name == ("float32" if words else variant.kind))
-    q, k, v = (_array((1, HEADS, ROWS, variant.dim), dtype, variant) for _ in range(3))
+    kv_heads = 1 if variant.style in GROUPED else HEADS
+    q, k, v = (_array((1, heads, ROWS, variant.dim), dtype, variant) for heads in (HEADS, kv_heads, kv_heads))
     options = {"precision": variant.kind} if words else {}
     options["deterministic"] = variant.style in DETERMINISTIC
     if variant.style not in PLAIN:
