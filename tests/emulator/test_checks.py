@@ -313,6 +313,19 @@ def test_an_mbarrier_that_never_completes_is_a_deadlock():
         run(text.replace("{0}", "31"))
 
 
+def test_a_state_that_is_two_phases_old_is_an_error():
+    text = ptx("""
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 mbarrier.init.shared.b64 [gate], 1;
+    bar.sync 0;
+    @%p1 mbarrier.arrive.shared.b64 %rd2, [gate];
+    {again}
+    @%p1 mbarrier.test_wait.shared.b64 %p2, [gate], %rd2;""", shared=".shared .align 8 .b64 gate;")
+    run(text.replace("{again}", ""))
+    with pytest.raises(BarrierError, match="the state of phase 0 tells nothing any more: .* in phase 2"):
+        run(text.replace("{again}", "@%p1 mbarrier.arrive.shared.b64 %rd3, [gate];"))
+
+
 EXCHANGE = ptx("""
     setp.eq.u32 %p1, %r1, 0;
     @%p1 mbarrier.init.shared.b64 [gate], 64;

@@ -281,8 +281,13 @@ def wait(d, i):
         for one in np.unique(key).tolist():
             chosen = key == one
             name, barrier = store.find(lanes[chosen][0], places[chosen][0], i)
-            finished = (barrier.phase & 1) != (phases[chosen]
-                                               & 1) if parity else barrier.phase > phases[chosen]
+            late = barrier.phase - phases[chosen]
+            stale = np.flatnonzero(late > 1)
+            if len(stale) and not parity:
+                machine.fail(
+                    BarrierError, f"the state of phase {barrier.phase - late[stale[0]]} tells nothing any more: "
+                    f"the mbarrier is in phase {barrier.phase}", i, int(lanes[chosen][stale[0]]), len(stale))
+            finished = (late & 1) != 0 if parity else late > 0
             done[chosen] = finished
             if finished.any() and acquires:
                 store.acquire(lanes[chosen][finished], barrier, name[0])
