@@ -285,7 +285,8 @@ def wait(d, i):
             stale = np.flatnonzero(late > 1)
             if len(stale) and not parity:
                 machine.fail(
-                    BarrierError, f"the state of phase {barrier.phase - late[stale[0]]} tells nothing any more: "
+                    BarrierError,
+                    f"the state of phase {barrier.phase - late[stale[0]]} tells nothing any more: "
                     f"the mbarrier is in phase {barrier.phase}", i, int(lanes[chosen][stale[0]]), len(stale))
             finished = (late & 1) != 0 if parity else late > 0
             done[chosen] = finished
