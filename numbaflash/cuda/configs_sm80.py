@@ -48,6 +48,9 @@ BACKWARD_KEYS = {
 }
 """dk and dv, within the 99 KB of shared memory that every architecture from sm_86 on has."""
 
+CAREFUL = {128: (4, 1, 64, 16, False, ("both",), 1)}
+"""The same where the compiler is that of sm_120 and spills eight bytes of a larger step."""
+
 BACKWARD_KEYS_GENERAL = BACKWARD_KEYS | {
     32: (4, 1, 64, 32, False, ("both",), 1),
     64: (4, 1, 64, 32, False, ("both",), 1),
@@ -214,6 +217,8 @@ def choose_backward(
         ).check()
 
     tables = (BACKWARD_KEYS, BACKWARD_QUERIES) if plain else (BACKWARD_KEYS_GENERAL, BACKWARD_QUERIES_GENERAL)
+    if plain and capability(arch) >= 120:
+        tables = (BACKWARD_KEYS | CAREFUL, BACKWARD_QUERIES)
     if turing:
         tables = BACKWARD_TURING, BACKWARD_TURING
     words = BACKWARD_WORDS if plain else BACKWARD_WORDS_GENERAL
