@@ -177,9 +177,11 @@ def choose_forward(problem: Problem, out: np.ndarray, turing: bool = False) -> F
         table = {width: table[width] for width in TURING}
     warps, row_tiles, block_k, resident, blocks = _row(FORWARD_WORDS, table, kind, max(width, value_width))
     staged = out.dtype in (float16, bfloat16, float32) and in_chunks(out) and value_dim % 8 == 0
-    packed = slot_shift(problem, 16 * warps * row_tiles) > 0
-    if packed and scoring.dropout:
-        scoring = scoring._replace(dropout="element")
+    packed_tiles = row_tiles if _is_plain(scoring) else 1       # stages of packed rows take more registers
+    packed = slot_shift(problem, 16 * warps * packed_tiles) > 0
+    if packed:
+        row_tiles = packed_tiles
+        scoring = scoring._replace(dropout="element" if scoring.dropout else "")
     return ForwardConfig(
         kind, width, value_width, warps, row_tiles, block_k, 2, resident, blocks,
         _copy(problem, kind, turing, problem.q, problem.k, problem.v), out.dtype.name, staged, turing, scoring, packed,
