@@ -1,13 +1,12 @@
 """The CPU backward pass: from a Problem to gradients, through :mod:`differentiate`."""
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import address, float64
+from ..arrays import float64
 from ..dropout import threshold
 from ..problem import Problem
 from ..segments import K_LENGTH, Q_LENGTH, Q_OFFSET
@@ -19,9 +18,9 @@ from .forward import score_factors
 from .gradient_call import make_gradient_call
 from .storage import CODES
 from .threads import get_num_threads, run
+from .workspace import borrow
 
 MAX_BLOCK = 96
-CACHE_LINE = 64
 _GIGAFLOPS = 60.0  # of one core, roughly: decides only whether threads are worth waking
 
 
@@ -113,49 +112,51 @@ def backward(
     compute = problem.compute_dtype
     dropout = problem.dropout
     if jobs:
-        packed_q, packed_dout = (
-            aligned_empty((heads, row_count, row_width(static, dim)), compute) for dim in (head_dim, value_dim)
+        width, value_width = (row_width(static, dim) for dim in (head_dim, value_dim))
+        several = max_k > block_k
+        shapes = dict(
+            packed_q=(heads, row_count, width), packed_dout=(heads, row_count, value_width),
+            sums=(heads, row_count, width) if several else (0,),
+            statistics=(differentiate.STATISTICS, heads, row_count),
         )
         turns, taken = np.zeros(1 + tile_jobs, np.int64), np.zeros(1 + strands, np.int64)
-        statistics = np.empty((differentiate.STATISTICS, heads, row_count), compute)
         q_factor, unit = score_factors(problem)
-        several = max_k > block_k
-        sums = aligned_empty(packed_q.shape if several else (0,), compute)
-        call = make_gradient_call(
-            dict(
-                q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse,
-                dq=dq, dk=dk, dv=dv, bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi,
-                sinks=problem.sinks,
-                dbias=None if bias.dbias is None
-                else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
-                row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
-                row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns, taken=taken,
-                statistics=statistics, packed_q=packed_q, packed_dout=packed_dout, sums=sums,
-            ),
-            scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
-                heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
-                head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
-                block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
-                heads_per_unit=heads_per_unit, strands=strands,
-                segments_per_unit=count if bias.share_batch else 1, tile_jobs=tile_jobs, job_count=jobs,
-                out_code=CODES[problem.out_dtype],
-                bias_code=0 if problem.score.bias is None else CODES[problem.score.bias.dtype],
-                may_hide=problem.mask is not None or problem.score.bias is not None,
-                seed=0 if dropout is None else dropout.seed - (dropout.seed >> 63 << 64),
-                threshold=-1 if dropout is None else threshold(dropout.p),
-            ),
-            dict(
-                scale=problem.scale, q_factor=q_factor, unit=unit,
-                dk_factor=problem.scale / q_factor if q_factor else problem.scale,
-                softcap=problem.score.softcap or 0.0,
-                keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
-            ),
-        )
         entry = specialise(statics)
-        inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
-        keep = (*inputs, *outputs, tables, blocks, turns, taken, statistics, packed_q, packed_dout, sums)
-        flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
-        run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
+        with borrow(shapes, compute) as arrays:
+            call = make_gradient_call(
+                dict(
+                    q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse,
+                    dq=dq, dk=dk, dv=dv, bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi,
+                    sinks=problem.sinks,
+                    dbias=None if bias.dbias is None
+                    else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
+                    row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
+                    row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns, taken=taken,
+                    **arrays,
+                ),
+                scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
+                    heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
+                    head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
+                    block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
+                    heads_per_unit=heads_per_unit, strands=strands,
+                    segments_per_unit=count if bias.share_batch else 1, tile_jobs=tile_jobs, job_count=jobs,
+                    out_code=CODES[problem.out_dtype],
+                    bias_code=0 if problem.score.bias is None else CODES[problem.score.bias.dtype],
+                    may_hide=problem.mask is not None or problem.score.bias is not None,
+                    seed=0 if dropout is None else dropout.seed - (dropout.seed >> 63 << 64),
+                    threshold=-1 if dropout is None else threshold(dropout.p),
+                ),
+                dict(
+                    scale=problem.scale, q_factor=q_factor, unit=unit,
+                    dk_factor=problem.scale / q_factor if q_factor else problem.scale,
+                    softcap=problem.score.softcap or 0.0,
+                    keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
+                ),
+            )
+            inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
+            keep = (*inputs, *outputs, tables, blocks, turns, taken, arrays)
+            flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
+            run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
     return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
 
 
@@ -249,14 +250,6 @@ def bias_gradient(problem: Problem, sums: BiasSums, tables: Tables) -> np.ndarra
             dbias[number, :, :length, 0] = sums.row_sums[:, first : first + length]
     axes = tuple(axis for axis in range(4) if shape[axis] == 1)
     return dbias.sum(axis=axes, keepdims=True)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array that begins at a cache line, so that no vector of its rows spans two."""
-    length = math.prod(shape) * dtype.itemsize
-    memory = np.empty(length + CACHE_LINE, np.uint8)
-    start = -address(memory) % CACHE_LINE
-    return memory[start : start + length].view(dtype).reshape(shape)
 
 
 def row_width(static: Static, columns: int) -> int:
