@@ -110,7 +110,7 @@ class KeyParts(NamedTuple):
 MAX_FEW_ROWS = 16
 """Queries of a KV head that count as few: more are faster in the lanes of whole panels."""
 _LEAST_PART = 192
-_PARTS = 128
+_PARTS = 64
 
 
 def key_parts(head_dim: int, value_dim: int, item_size: int, max_k: int, units: int) -> KeyParts:
@@ -124,8 +124,8 @@ def key_parts(head_dim: int, value_dim: int, item_size: int, max_k: int, units: 
     units : int
         Sequences times KV heads.
     """
-    # V is asked for while K is read, so a tile of V must stay in L1 until its turn.
-    block_k = max(16, min(128, machine().l1 // 2 // max(1, value_dim * item_size)) & -16)
+    # V is asked for while K is read: a tile of V must stay in L1 until its turn, beside the K that comes meanwhile.
+    block_k = max(16, min(128, machine().l1 // 6 // max(1, value_dim * item_size)) & -16)
     part = max(_LEAST_PART, -(-max_k * units // _PARTS))
     return KeyParts(block_k, _round_up(part, block_k))
 

@@ -15,7 +15,7 @@ from ..segments import K_BATCH, K_INDEX, K_LENGTH, K_START, Q_LENGTH, Q_OFFSET, 
 from .attend import apply_stages, finish_panel
 from .call import CALL
 from .compile import Kernel, helper
-from .dots import combine_rows, dot_keys, softmax_few, weigh_values
+from .dots import combine_rows, dot_keys, place_of, softmax_few, weigh_values
 from .lanes import FIELD, HEAD, HIGH, LOW, Q_ROW, QUERY, lane_table, place_lanes, visible_keys
 from .nonfinite import add_nonfinite_values, clean_values, load_own, number_at, store_own
 from .ordering import count_up
@@ -36,7 +36,7 @@ def place_query(static, call, target, row):
     """A query row, scaled, cut into vectors as :mod:`dots` has them."""
     whole = call.head_dim // static.wide * static.wide
     for column in range(whole):
-        store_own(static, target + column * static.size,
+        store_own(static, target + place_of(static, column, call.head_dim) * static.size,
                   load_own_number(static, call, row + column * call.q_stride_d) * call.q_factor)
     if whole < call.head_dim:
         begin = call.head_dim - static.wide

@@ -4,16 +4,19 @@ A panel holds ``lanes`` queries, a few; vectors of ``wide`` numbers run along he
 S^T (one row of ``lanes`` numbers per key), which is what the softmax and the stages of a score expect, and the output
 as rows. A row is cut into vectors at columns 0, wide, 2 wide ...; the last one is moved back so as to end with the
 row, where it overlaps its neighbour. So rows must be at least one vector long, and nothing behind them is read.
+
+bfloat16 becomes float32 fastest two vectors at a time, numbers at even and at odd places apart: whole cache lines
+are read so, and :func:`place_of` tells where their columns lie in a query row.
 """
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .compile import Static
+from .compile import Static, helper
 from .simd import I32, I64, INFINITY, Lanes, Value, typed
 from .softmax import ALPHA, NEW_MAX, OLD_MAX, SUM, in_powers_of_two, reference_of, weight_of
-from .storage import ITEM_SIZES, load_as_computed
+from .storage import BFLOAT16, ITEM_SIZES, in_order, load_as_computed, load_pairs
 
 
 def _wide(context, builder, static: Static) -> Lanes:
@@ -22,6 +25,17 @@ def _wide(context, builder, static: Static) -> Lanes:
 
 _LINE = 64
 """Bytes of a cache line: each is asked for once."""
+
+
+@helper
+def place_of(static, column, columns):
+    """Where a column of a query row of ``columns`` lies, for the products with K as stored."""
+    line = 32  # numbers of a cache line
+    if static.storage != BFLOAT16 or column >= columns // line * line:
+        return column
+    pair = 2 * static.wide
+    within = column % pair
+    return column - within + within // 2 + within % 2 * static.wide
 
 
 def _sum_lanes(x: Lanes, vectors: list[Value]) -> Value:
@@ -90,8 +104,23 @@ def dot_keys(typing_context, static, code, queries, q_row, keys, k_row, count, c
                         sums[n] = x.fma(vector, query, sums[n])
                 return sums
 
+            def add_pair(column: Value, sums: list[Value]) -> list[Value]:
+                sums = list(sums)
+                pairs = [load_pairs(x, x.at(key, x.times(column, size))) for key in here]
+                for lane in range(rows):
+                    for part in range(2):
+                        query = x.load(x.at(q_rows[lane], x.times(x.plus(column, part * x.lanes), x.size)))
+                        for i, pair in enumerate(pairs):
+                            n = i * rows + lane
+                            sums[n] = x.fma(pair[part], query, sums[n])
+                return sums
+
             def add_line(column: Value, sums: list[Value]) -> list[Value]:
                 ask(column)
+                if code == BFLOAT16:
+                    for i in range(0, vectors_of_line, 2):
+                        sums = add_pair(x.plus(column, i * x.lanes), sums)
+                    return sums
                 for i in range(vectors_of_line):
                     here_too = x.plus(column, i * x.lanes)
                     sums = add(here_too, here_too, sums)
@@ -199,6 +228,7 @@ def weigh_values(
     literal, code = code, code.literal_value
     size, rows = ITEM_SIZES[code], static["lanes"]
     vectors_at_once = static["wide"] // rows
+    paired = code == BFLOAT16 and vectors_at_once > 1
 
     def generate(context, builder, signature, arguments):
         x = _wide(context, builder, static)
@@ -230,7 +260,11 @@ def weigh_values(
                     for pointer in soon:
                         x.prefetch(x.at(pointer, x.times(key, ahead_row)))
                     offset, at_weights = x.times(key, v_row), x.at(weights, x.times(key, rows * x.size))
-                    loaded = [load_as_computed(x, x.at(place, offset), code, x.lanes) for place in places]
+                    if paired and vectors > 1:
+                        pairs = [load_pairs(x, x.at(place, offset)) for place in places[::2]]
+                        loaded = [vector for pair in pairs for vector in pair]
+                    else:
+                        loaded = [load_as_computed(x, x.at(place, offset), code, x.lanes) for place in places]
                     for lane in range(rows):
                         weight = x.broadcast(x.at(at_weights, lane * x.size))
                         for j, vector in enumerate(loaded):
@@ -239,6 +273,9 @@ def weigh_values(
                     return sums
 
                 sums = x.loop(count, [x.constant(0.0)] * (rows * vectors), per_key)
+                if paired and vectors > 1:
+                    pairs = (in_order(x, even, odd) for even, odd in zip(sums[::2], sums[1::2]))
+                    sums = [vector for pair in pairs for vector in pair]
                 for lane in range(rows):
                     factor = x.broadcast(x.at(factors, lane * x.size))
                     row = x.at(output, x.times(out_row, lane))
@@ -250,7 +287,8 @@ def weigh_values(
             return body
 
         slots = b.and_(x.plus(columns, x.lanes - 1), ir.Constant(I64, -x.lanes))
-        grouped = b.and_(slots, ir.Constant(I64, -x.lanes * vectors_at_once))
+        # Pairs are of neighbours: none may be moved back to end with the row.
+        grouped = b.and_(columns if paired else slots, ir.Constant(I64, -x.lanes * vectors_at_once))
         x.loop(grouped, [], block(vectors_at_once), step=x.lanes * vectors_at_once)
         x.loop(slots, [], block(1), start=grouped, step=x.lanes)
         return context.get_dummy_value()

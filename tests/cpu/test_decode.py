@@ -74,6 +74,12 @@ def test_queries_may_be_wider_than_the_cache():
         np.testing.assert_allclose(mine, exact, atol=3e-6, rtol=3e-6)
 
 
+def test_a_cache_of_bfloat16_of_any_width_is_read_exactly():
+    for dim, value_dim in [(16, 31), (32, 32), (47, 64), (64, 72), (96, 80), (128, 128), (131, 255)]:
+        arrays = make(4, 1, 1, 300, dim, value_dim, BFLOAT16)
+        check(make_problem(*arrays, Options(out_dtype=np.float32)), 3e-6)
+
+
 def test_bits_do_not_depend_on_the_number_of_threads():
     problem = make_problem(*make(8, 2, 2, 3000, 64, 64), Options(causal=True))
     assert cpu_forward.prepare(problem).counters
