@@ -162,13 +162,16 @@ def attend_block(static, call, scratch, job):
             queries = scratch + call.at_q + panel * call.head_dim * width
             tile_keys = keys + (begin - tile) * k_stride
             tile_values = values + (begin - tile) * v_stride
+            # V is read down its columns, which no prefetcher of a core foresees; the first panel asks for it.
+            asked = 0 if panel > 0 else call.value_dim * size
 
             if static.general:
-                gemm_set(static, tile_keys, k_stride, size, queries, width, scores, width, count, call.head_dim, 0)
+                gemm_set(static, tile_keys, k_stride, size, queries, width, scores, width, count, call.head_dim,
+                         0, tile_values, v_stride, asked)
                 apply_stages(static, call, scratch, panel, scores, count, begin)
             else:
                 gemm_max(static, tile_keys, k_stride, size, queries, width, scores, width, count, call.head_dim,
-                         state + NEW_MAX * width)
+                         state + NEW_MAX * width, tile_values, v_stride, asked)
             if edge:
                 hide_outside(static, scores, count, begin, lane_table(static, call, scratch, LOW, panel),
                              lane_table(static, call, scratch, HIGH, panel), state)
@@ -192,7 +195,7 @@ def attend_block(static, call, scratch, job):
                 clean_values(static, multiply, tile_values, v_stride, count, call.value_dim)
             output = scratch + call.at_out + panel * call.value_dim * width
             gemm_rescale(static, multiply, size, multiply_stride, scores, width, output, width, call.value_dim, count,
-                         state + ALPHA * width)
+                         state + ALPHA * width, 0, 0, 0)
             if dirty:
                 add_nonfinite_values(static, call, scratch, panel, scores, output, width, size, tile_values, v_stride,
                                      begin, count, 0, call.value_dim)

@@ -214,7 +214,7 @@ def add_row_sums(static, call, scratch, number, head, tile_row, rows, keys):
 
 @helper
 def differentiate_tile(
-    static, wide, narrow, call, scratch, segment, number, head, tile, key, keys, block, keys_finite
+    static, wide, narrow, call, scratch, segment, number, head, tile, key, keys, block, keys_finite, last
 ):
     """All that one tile of queries of one head and one block of keys have to do with each other."""
     size = static.size
@@ -233,6 +233,13 @@ def differentiate_tile(
     q, dout = packed_q(static, call, head, tile_row), packed_dout(static, call, head, tile_row)
     scores, products = scratch + call.at_scores, scratch + call.at_products
 
+    # The next tile's rows of q, dout and dq are asked for during the products: of a long sequence they are in no
+    # cache of the core.
+    following = 0 if last else call.block_q
+    panels = (keys + static.panel - 1) // static.panel
+    q_ahead, dout_ahead = q + following * q_stride, dout + following * v_stride
+    q_share, dout_share = min(following, 1) * q_stride // panels, min(following, 1) * v_stride // panels
+
     # At an edge the products leave out what no query of a group of rows, or no key of a panel, has to do
     # with.
     for panel in range(0, keys, static.panel):
@@ -242,12 +249,14 @@ def differentiate_tile(
             low, high = rows_seen(static, call, first, rows, key + panel, columns, q_length, offset)
         at = panel * call.head_dim * size
         multiply(wide, narrow, q + low * q_stride, q_stride, scratch + call.at_k_lanes + at,
-                 static.panel * size, 0, scores + low * stride + panel * size, stride, high - low,
-                 call.head_dim, columns)
+                 static.panel * size, scores + low * stride + panel * size, stride, high - low,
+                 call.head_dim, columns, q_ahead, q_share)
+        q_ahead += all_rows * q_share
         at = panel * call.value_dim * size
         multiply(wide, narrow, dout + low * v_stride, v_stride, scratch + call.at_v_lanes + at,
-                 static.panel * size, 0, products + low * stride + panel * size, stride, high - low,
-                 call.value_dim, columns)
+                 static.panel * size, products + low * stride + panel * size, stride, high - low,
+                 call.value_dim, columns, dout_ahead, dout_share)
+        dout_ahead += all_rows * dout_share
 
     make_weights(static, call, scratch, segment, number, head, tile_row, first, rows, key, keys, edge)
     if static.general:
@@ -290,7 +299,8 @@ def differentiate_tile(
         if low < high:
             multiply_add(wide, narrow, products + i * stride + low * size, stride, size,
                          scratch + call.at_keys + low * q_stride, dq + i * q_stride, q_stride,
-                         count, high - low, padded(static, call.head_dim))
+                         count, high - low, padded(static, call.head_dim),
+                         dq + (following + i) * q_stride, min(following, 1) * q_stride)
     if not keys_finite:
         add_nonfinite_keys(static, call, scratch, number, head, first, rows, key, keys, first + offset,
                            q_stride, dq)
@@ -311,9 +321,9 @@ def differentiate_tile(
         if low < high:
             at = low * stride + i * size
             multiply_add(wide, narrow, scores + at, size, stride, finite_dout + low * v_stride, dv + i * v_stride,
-                         v_stride, count, high - low, padded(static, call.value_dim))
+                         v_stride, count, high - low, padded(static, call.value_dim), 0, 0)
             multiply_add(wide, narrow, products + at, size, stride, finite_q + low * q_stride, dk + i * q_stride,
-                         q_stride, count, high - low, padded(static, call.head_dim))
+                         q_stride, count, high - low, padded(static, call.head_dim), 0, 0)
     if not finite:
         add_nonfinite_queries(static, call, scratch, number, head, first, rows, key, keys, first + offset,
                               dout, v_stride, call.value_dim, scores, dv)
@@ -367,7 +377,7 @@ def differentiate_block(static, wide, narrow, call, scratch, number, kv_head, bl
         for head in range(kv_head * call.group, (kv_head + 1) * call.group):
             for tile in range(low, high):
                 differentiate_tile(static, wide, narrow, call, scratch, segment, number, head, tile, key,
-                                   keys, block, finite)
+                                   keys, block, finite, tile == high - 1)
     store_rows(static, static.storage, call.dk + batch * call.dk_b + kv_head * call.dk_h + start * call.dk_n,
                call.dk_n, call.dk_d, dk, k_stride, keys, call.head_dim, call.dk_factor)
     store_rows(static, static.storage, call.dv + batch * call.dv_b + kv_head * call.dv_h + start * call.dv_n,

@@ -13,6 +13,13 @@ from .simd import I64, Lanes, Value, typed
 
 SET, ADD, RESCALE = "set", "add", "rescale"
 _PARTIAL_SUMS = 4
+UNROLL = 4
+"""Terms to a round of the loop: cores with two threads share the decoder, and every other instruction counts.
+
+Not in short vectors, where LLVM loads the numbers of two rounds in pairs and runs out of ARM's registers.
+"""
+SHORT = 16
+CACHE_LINE = 64
 
 
 def _product(
@@ -21,13 +28,15 @@ def _product(
 ) -> list[list[Value]]:
     """Accumulators [row][vector] of one block, summed over the inner dimension."""
     a_rows = [x.at(a, x.times(a_row, i)) for i in range(rows)]
+    # One row after the other, and LLVM makes the address of each from the last: an addition more for every row.
+    order = sorted(range(rows), key=lambda i: i % 3)
 
     def step(k: Value, sums: list[Value]) -> list[Value]:
         sums = list(sums)
         at_b = x.at(b, x.times(k, b_row))
         bs = [x.load(x.at(at_b, j * x.bytes)) for j in range(vectors)]
         at_a = x.times(k, a_column)
-        for i in range(rows):
+        for i in order:
             number = x.broadcast(x.at(a_rows[i], at_a))
             for j in range(vectors):
                 n = i * vectors + j
@@ -36,8 +45,18 @@ def _product(
 
     size = rows * vectors
     zeros = [x.constant(0.0)] * size
-    if partial == 1:
+    if partial == 1 and x.bytes <= SHORT:
         sums = x.loop(inner, zeros, step)
+    elif partial == 1:
+
+        def steps(k: Value, sums: list[Value]) -> list[Value]:
+            for further in range(UNROLL):
+                sums = step(x.plus(k, further), sums)
+            return sums
+
+        whole = x.builder.and_(inner, ir.Constant(I64, -UNROLL))
+        sums = x.loop(whole, zeros, steps, step=UNROLL)
+        sums = x.loop(inner, sums, step, start=whole)
     else:
 
         def steps(k: Value, sums: list[Value]) -> list[Value]:
@@ -76,16 +95,36 @@ def _finish(x: Lanes, sums: list[list[Value]], c: Value, c_row: Value, mode: str
             x.store(value, p)
 
 
+def _ask(x: Lanes, ahead: Value, ahead_row: Value, ahead_bytes: Value, first: Value, rows: int) -> None:
+    """Ask for what will be read next: a block of rows brings its share into the L2 cache."""
+
+    def row(i: Value, _: list[Value]) -> list[Value]:
+        start = x.at(ahead, x.times(i, ahead_row))
+
+        def line(offset: Value, _: list[Value]) -> list[Value]:
+            x.prefetch(x.at(start, offset), level=2)
+            return []
+
+        x.loop(ahead_bytes, [], line, step=CACHE_LINE)
+        return []
+
+    x.loop(x.plus(first, rows), [], row, start=first)
+
+
 def _generate(static: Static, mode: str, track: bool):
     rows, vectors = static["rows"], static["vectors"]
 
     def generate(context, builder, signature, arguments):
         x = Lanes(context, builder, static)
-        a, a_row, a_column, b, b_row, c, c_row, m, inner, extra = arguments[1:]
-        a, b, c, extra = (x.pointer(address) for address in (a, b, c, extra))
+        a, a_row, a_column, b, b_row, c, c_row, m, inner, extra, ahead, ahead_row, ahead_bytes = (
+            arguments[1:]
+        )
+        a, b, c, extra, ahead = (x.pointer(address) for address in (a, b, c, extra, ahead))
 
         def block(count: int, partial: int):
             def body(i: Value, _: list[Value]) -> list[Value]:
+                if count > 1:
+                    _ask(x, ahead, ahead_row, ahead_bytes, i, count)
                 block_a = x.at(a, x.times(i, a_row))
                 sums = _product(x, block_a, a_row, a_column, b, b_row, inner, count, vectors, partial)
                 _finish(x, sums, x.at(c, x.times(i, c_row)), c_row, mode, extra, track)
@@ -103,18 +142,21 @@ def _generate(static: Static, mode: str, track: bool):
 
 def _gemm(mode: str, track: bool = False):
     @intrinsic
-    def gemm(typing_context, static, a, a_row, a_column, b, b_row, c, c_row, m, inner, extra):
-        signature = typed(types.void, static, a, a_row, a_column, b, b_row, c, c_row, m, inner, extra)
-        return signature, _generate(static, mode, track)
+    def gemm(
+        typing_context, static, a, a_row, a_column, b, b_row, c, c_row, m, inner, extra, ahead, ahead_row, ahead_bytes
+    ):
+        integers = (a, a_row, a_column, b, b_row, c, c_row, m, inner, extra, ahead, ahead_row, ahead_bytes)
+        return typed(types.void, static, *integers), _generate(static, mode, track)
 
     return gemm
 
 
 gemm_set = _gemm(SET)
-"""``gemm_set(static, a, a_row, a_column, b, b_row, c, c_row, m, inner, 0)``: C = A . B for one panel of lanes.
+"""``gemm_set(static, a, a_row, a_column, b, b_row, c, c_row, m, inner, 0, 0, 0, 0)``: C = A . B for one panel.
 
 Addresses and strides are bytes. A(i, k) is the number at ``a + i * a_row + k * a_column``; B(k, .) the ``vectors``
-vectors at ``b + k * b_row``; C(i, .) those at ``c + i * c_row``; ``m`` rows of C, ``inner`` terms.
+vectors at ``b + k * b_row``; C(i, .) those at ``c + i * c_row``; ``m`` rows of C, ``inner`` terms. The last
+three arguments ask for memory that will be read soon: with row i, ``ahead_bytes`` from ``ahead + i * ahead_row`` on.
 """
 gemm_add = _gemm(ADD)
 """C += A . B."""

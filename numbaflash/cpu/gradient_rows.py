@@ -62,28 +62,27 @@ def row_width(static, columns):
 
 
 @helper
-def multiply(wide, narrow, a, a_row, b, b_row, b_panel, c, c_row, rows, inner, columns):
-    """C = A B panel by panel; A has adjacent columns, ``b_panel`` bytes lie between panels of B."""
-    done = 0
-    while columns - done > narrow.lanes:
-        gemm_set(wide, a, a_row, wide.size, b, b_row, c + done * wide.size, c_row, rows, inner, 0)
-        b += b_panel
-        done += wide.panel
-    if done < columns:
-        gemm_set(narrow, a, a_row, narrow.size, b, b_row, c + done * narrow.size, c_row, rows, inner, 0)
+def multiply(wide, narrow, a, a_row, b, b_row, c, c_row, rows, inner, columns, ahead, share):
+    """C = A B for one panel of B; A has adjacent columns. Each row asks for ``share`` bytes of what is ``ahead``."""
+    if columns > narrow.lanes:
+        gemm_set(wide, a, a_row, wide.size, b, b_row, c, c_row, rows, inner, 0, ahead, share, share)
+    else:
+        gemm_set(narrow, a, a_row, narrow.size, b, b_row, c, c_row, rows, inner, 0, ahead, share, share)
 
 
 @helper
-def multiply_add(wide, narrow, a, a_row, a_column, b, c, stride, rows, inner, columns):
-    """C += A B for B and C with adjacent columns and one row stride."""
+def multiply_add(wide, narrow, a, a_row, a_column, b, c, stride, rows, inner, columns, ahead, ahead_row):
+    """C += A B for B and C with adjacent columns and one row stride; the panels share what is asked for."""
+    share = ahead_row * wide.panel // columns
     done = 0
     while columns - done > narrow.lanes:
         at = done * wide.size
-        gemm_add(wide, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
+        gemm_add(wide, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0, ahead, share, share)
+        ahead += rows * share
         done += wide.panel
     if done < columns:
         at = done * narrow.size
-        gemm_add(narrow, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0)
+        gemm_add(narrow, a, a_row, a_column, b + at, stride, c + at, stride, rows, inner, 0, ahead, share, share)
 
 
 # -------------------------------------------------------------------------------------------- rows and tables

@@ -113,11 +113,11 @@ class Lanes:
     def store(self, value: Value, pointer: Value) -> None:
         self.builder.store(value, pointer, align=1)
 
-    def prefetch(self, pointer: Value) -> None:
-        """Ask for a cache line that will be read soon; any address will do."""
+    def prefetch(self, pointer: Value, level: int = 1) -> None:
+        """Ask for a cache line that will be read soon, in a level of the cache; any address will do."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        self.builder.call(function, [pointer, *(ir.Constant(I32, number) for number in (0, 3, 1))])
+        self.builder.call(function, [pointer, *(ir.Constant(I32, number) for number in (0, 4 - level, 1))])
 
     def splat(self, number: Value) -> Value:
         kind = ir.VectorType(number.type, self.lanes)

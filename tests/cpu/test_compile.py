@@ -17,7 +17,7 @@ import numbaflash
 from numbaflash.cpu import attend, config, forward
 from numbaflash.cpu import compile as cpu_compile
 from numbaflash.cpu.compile import Kernel, Static
-from numbaflash.cpu.gemm import gemm_max, gemm_rescale
+from numbaflash.cpu.gemm import UNROLL, gemm_add, gemm_max, gemm_rescale, gemm_set
 from numbaflash.cpu.storage import CODES
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
@@ -166,6 +166,7 @@ X86 = {
     ),
 }
 
+FMLA = r"fmla\s+v\d+\.4s"
 SPILL = r"\(%rsp|-\d+\(%rbp\)"
 """An operand in the stack frame; rbp with an index, or nothing taken off, is a pointer like any other."""
 
@@ -190,23 +191,48 @@ def test_both_products_are_full_width_and_free_of_spills(machine, dtype):
     cpu, features, fma, rows = X86[machine]
     script = ASSEMBLY.format(storage=CODES[np.dtype(dtype)])
     assembly = process(script, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, NUMBAFLASH_VECTOR_BITS="")
-    loops = hot_loops(assembly, fma, 3 * rows)
+    loops = hot_loops(assembly, fma, UNROLL * 3 * rows)
     assert len(loops) >= 2
     for loop in loops:
         assert not spills(loop), "\n".join(loop)
 
 
-def both_products(a, a_row, b, c, m, inner, extra, static):
+GRADIENT_ASSEMBLY = """
+from numbaflash.cpu import backward, differentiate
+statics = backward.statics_of({storage}, False)
+print(differentiate.kernel.assembly((*differentiate.ARGUMENTS, statics.wide, statics.narrow), statics.kernel))
+"""
+PRODUCTS = 2
+"""``multiply`` and ``multiply_add`` of the backward pass, which all five of its products go through."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", X86)
+def test_all_products_of_the_backward_pass_are_full_width_and_free_of_spills(machine):
+    cpu, features, fma, rows = X86[machine]
+    script = GRADIENT_ASSEMBLY.format(storage=CODES[np.dtype(np.float32)])
+    assembly = process(script, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, NUMBAFLASH_VECTOR_BITS="")
+    loops = hot_loops(assembly, fma, UNROLL * 3 * rows)  # as many accumulators as the forward pass, in two columns
+    assert len(loops) >= PRODUCTS
+    for loop in loops:
+        assert not spills(loop), "\n".join(loop)
+
+
+def products_of_both_passes(a, a_row, b, c, m, inner, extra, backward, static):
     width = static.panel * static.size
-    gemm_max(static, a, a_row, static.size, b, width, c, width, m, inner, extra)
-    gemm_rescale(static, a, static.size, a_row, b, width, c, width, m, inner, extra)
+    gemm_max(static, a, a_row, static.size, b, width, c, width, m, inner, extra, b, width, width)
+    gemm_rescale(static, a, static.size, a_row, b, width, c, width, m, inner, extra, 0, 0, 0)
+    width = backward.panel * backward.size
+    gemm_set(backward, a, a_row, static.size, b, width, c, width, m, inner, 0, b, width, width)
+    gemm_add(backward, a, static.size, a_row, b, width, c, width, m, inner, 0, b, width, width)
 
 
 def test_neon_products_are_full_width_and_free_of_spills():
     """Our LLVM code, handed to LLVM's AArch64 back end."""
     static = Static(bits=32, size=4, lanes=4, vectors=3, rows=6, panel=12)
-    signature = (types.intp,) * 7 + (static,)
-    kernel = numba.njit(**cpu_compile.KERNEL_OPTIONS)(both_products)
+    backward = Static(bits=32, size=4, lanes=4, vectors=2, rows=12, panel=8)
+    signature = (types.intp,) * 7 + (backward, static)
+    kernel = numba.njit(**cpu_compile.KERNEL_OPTIONS)(products_of_both_passes)
     kernel.compile(signature)
     text = kernel.overloads[signature].library.get_llvm_str()
     binding.initialize_all_targets()
@@ -217,8 +243,10 @@ def test_neon_products_are_full_width_and_free_of_spills():
     text = re.sub(r'"(target-cpu|target-features|tune-cpu)"="[^"]*"', "", text)
     module = binding.parse_assembly(text)
     module.triple, module.data_layout = triple, str(machine.target_data)
-    loops = hot_loops(machine.emit_assembly(module), r"fmla\s+v\d+\.4s", 18)
-    assert len(loops) >= 2
+    assembly = machine.emit_assembly(module)
+    assert len(hot_loops(assembly, FMLA, 24)) >= 2  # of the backward pass
+    loops = hot_loops(assembly, FMLA, 18)
+    assert len(loops) >= 4
     for loop in loops:
         assert not [line for line in loop if re.search(r"\bq\d+, \[sp", line)], "\n".join(loop)
 

@@ -42,13 +42,13 @@ def address(array):
 def products(mode, a, a_row, a_column, b, c, m, inner, extra, static):
     b_row = static.panel * static.size
     if mode == 0:
-        gemm_set(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra)
+        gemm_set(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra, b, b_row, 100)
     elif mode == 1:
-        gemm_add(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra)
+        gemm_add(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra, b, b_row, 100)
     elif mode == 2:
-        gemm_rescale(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra)
+        gemm_rescale(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra, b, b_row, 100)
     else:
-        gemm_max(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra)
+        gemm_max(static, a, a_row, a_column, b, b_row, c, b_row, m, inner, extra, b, b_row, 100)
 
 
 product_kernel = Kernel(products)
