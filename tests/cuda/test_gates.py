@@ -115,7 +115,7 @@ def test_an_unknown_filter_is_told_before_anything_is_compiled(capsys):
 
 def test_a_breach_makes_the_command_fail(monkeypatch, capsys):
     row = {"arch": "sm_80", "verdict": "spills"}
-    monkeypatch.setattr(kernels, "_measured", lambda pool, chosen: iter([row]))
+    monkeypatch.setattr(kernels, "in_processes", lambda *_: iter([row]))
     arguments = cli.parser().parse_args(["kernels", "--quick", "--threads", "1"])
     assert kernels.run(arguments) == ([row], False)
     row["verdict"] = "ok"
