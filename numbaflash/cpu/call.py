@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Operand, address
+from ..arrays import Operand
+from .layout import Layout
 
 ARRAYS = {
     "q": "bhnd", "k": "bhnd", "v": "bhnd", "out": "bhnd", "lse": "bh", "bias": "bhqk", "mask": "bhqk",
@@ -87,48 +88,18 @@ class Numbers(NamedTuple):
     keep_factor: float
 
 
-_ADDRESSES = tuple(
-    field for name, axes in ARRAYS.items() for field in (name, *(f"{name}_stride_{a}" for a in axes))
-)
-_INTEGER_FIELDS = _ADDRESSES + Plan._fields + Integers._fields
-CALL = np.dtype(
-    [(name, np.int64) for name in _INTEGER_FIELDS] + [(name, np.float64) for name in Numbers._fields]
-)
-_BYTES = 8
+LAYOUT = Layout(ARRAYS, Plan._fields + Integers._fields, Numbers._fields, stride="{}_stride_{}")
+CALL = LAYOUT.dtype
 _PLAN = struct.Struct(f"={len(Plan._fields)}q")
 _NUMBERS = struct.Struct(f"={len(Integers._fields)}q{len(Numbers._fields)}d")
-_PLACES = {
-    name: (_BYTES * _ADDRESSES.index(name), struct.Struct(f"={1 + len(axes)}q")) for name, axes in ARRAYS.items()
-}
-POINTERS = {name: _ADDRESSES.index(name) for name in ARRAYS}
-"""Where the addresses of the arrays stand in a record, counted in words of eight bytes."""
-_AT_PLAN = _BYTES * len(_ADDRESSES)
-_AT_NUMBERS = _AT_PLAN + _PLAN.size
-
-
-class Address(NamedTuple):
-    """Where an array lies."""
-
-    pointer: int
-    strides: tuple[int, ...]
-
-
-def address_of(array: np.ndarray | Operand | None) -> Address:
-    """Pointer and byte strides of an array; zeros for None, which kernels read as absent."""
-    if array is None:
-        return Address(0, (0, 0, 0, 0))
-    if type(array) is Operand:
-        return Address(array.pointer, array.strides)
-    return Address(address(array), array.strides)
 
 
 def plan_bytes(plan: Plan, segments: np.ndarray, jobs: np.ndarray) -> bytes:
     """A record with a plan and its tables and nothing else: what :func:`make_call` begins with."""
     record = bytearray(CALL.itemsize)
-    for name, array in (("segments", segments), ("jobs", jobs)):
-        at, packed = _PLACES[name]
-        packed.pack_into(record, at, address(array))
-    _PLAN.pack_into(record, _AT_PLAN, *plan)
+    LAYOUT.place(record, "segments", segments)
+    LAYOUT.place(record, "jobs", jobs)
+    _PLAN.pack_into(record, LAYOUT.at_integers, *plan)
     return bytes(record)
 
 
@@ -152,12 +123,6 @@ def make_call(
     """
     record = bytearray(planned)
     for name, array in arrays:
-        if array is not None:
-            at, packed = _PLACES[name]
-            if type(array) is Operand:
-                packed.pack_into(record, at, array.pointer, *array.strides)
-            else:
-                strides = array.strides[: packed.size // _BYTES - 1]
-                packed.pack_into(record, at, address(array), *strides)
-    _NUMBERS.pack_into(record, _AT_NUMBERS, *integers, *numbers)
+        LAYOUT.place(record, name, array)
+    _NUMBERS.pack_into(record, LAYOUT.at_integers + _PLAN.size, *integers, *numbers)
     return np.frombuffer(record, CALL)

@@ -1,10 +1,11 @@
 """The numbers of one backward call as a record, in the manner of :mod:`numbaflash.cpu.call`."""
 
+import struct
 from typing import Any
 
 import numpy as np
 
-from .call import address_of
+from .layout import Layout
 
 STRIDES = {
     "q": "bhnd", "k": "bhnd", "v": "bhnd", "out": "bhnd", "dout": "bhnd", "lse": "bhn", "dlse": "bhn",
@@ -25,12 +26,9 @@ INTEGERS = (
 )
 NUMBERS = ("scale", "q_factor", "unit", "dk_factor", "softcap", "keep_factor")
 
-INTEGER_FIELDS = (
-    *STRIDES, *TABLES, *(f"{name}_{axis}" for name, axes in STRIDES.items() for axis in axes), *INTEGERS,
-)
-GRADIENT_CALL = np.dtype(
-    [(name, np.int64) for name in INTEGER_FIELDS] + [(name, np.float64) for name in NUMBERS]
-)
+_LAYOUT = Layout(STRIDES | dict.fromkeys(TABLES, ""), INTEGERS, NUMBERS, stride="{}_{}")
+GRADIENT_CALL = _LAYOUT.dtype
+_FIELDS = struct.Struct(f"={len(INTEGERS)}q{len(NUMBERS)}d")
 
 
 def make_gradient_call(
@@ -45,14 +43,11 @@ def make_gradient_call(
     integers, numbers : dict
         The other fields; those left out are 0.
     """
-    values = dict(integers)
-    for name in (*STRIDES, *TABLES):
-        pointer, strides = address_of(arrays.get(name))
-        values[name] = pointer
-        for axis, stride in zip(STRIDES.get(name, ""), strides):
-            values[f"{name}_{axis}"] = stride
-    record = np.empty(1, GRADIENT_CALL)
-    count = len(INTEGER_FIELDS)
-    record.view(np.int64)[:count] = [values.get(name, 0) for name in INTEGER_FIELDS]
-    record.view(np.float64)[count:] = [numbers.get(name, 0.0) for name in NUMBERS]
-    return record
+    record = bytearray(GRADIENT_CALL.itemsize)
+    for name, array in arrays.items():
+        _LAYOUT.place(record, name, array)
+    given, others = integers.get, numbers.get
+    _FIELDS.pack_into(
+        record, _LAYOUT.at_integers, *[given(name, 0) for name in INTEGERS], *[others(name, 0.0) for name in NUMBERS]
+    )
+    return np.frombuffer(record, GRADIENT_CALL)

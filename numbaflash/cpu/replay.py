@@ -7,11 +7,11 @@ import numpy as np
 from ..arrays import address
 from ..problem import Problem
 from . import forward
-from .call import CALL, POINTERS
+from .call import CALL, LAYOUT
 from .threads import get_num_threads, run
 
 _Q, _K, _V, _OUT, _LSE, _PARTIALS, _COUNTERS = (
-    POINTERS[name] for name in ("q", "k", "v", "out", "lse", "partials", "counters")
+    LAYOUT.words[name] for name in ("q", "k", "v", "out", "lse", "partials", "counters")
 )
 
 
