@@ -266,10 +266,15 @@ def attention_backward(
     -----
     FlashAttention-2 (Dao, 2023), algorithm 2, with ``delta = rowsum(dout * out) - dlse``.
     """
+    arrays = q, k, v, dout, out, lse, dlse
+    key = replay.gradient_likeness(arrays, options) if cu_seqlens_q is cu_seqlens_k is stream is None else None
+    again = replay.find(key)
+    if again is not None:
+        return again(*arrays)
     options = _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
     _refuse_stream(stream, problem)
-    return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream)
+    return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream, key)
 
 
 def attention_vjp(
@@ -318,7 +323,7 @@ def attention_vjp(
     >>> dq, dk, dv = vjp(2 * out)      # of the loss (out ** 2).sum()
     """
     _boolean("return_lse", return_lse)
-    options = _options(options)
+    given, options = options, _options(options)
     problem = make_problem(q, k, v, options, cu_seqlens_q, cu_seqlens_k)
     _refuse_stream(stream, problem)
     out, lse = _run(problem, options, backends.choose(options.backend, problem), q, None, stream)
@@ -326,7 +331,12 @@ def attention_vjp(
     def vjp(dout: Any, dlse: Any = None) -> Gradients:
         if dlse is not None and not return_lse:
             raise TypeError("dlse is the gradient of lse: ask for lse with return_lse=True")
-        return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream)
+        arrays = q, k, v, dout, out, lse, dlse
+        key = None if problem.varlen else replay.gradient_likeness(arrays, given)
+        again = replay.find(key)
+        if again is not None:
+            return again(*arrays)
+        return _backward(problem, options, (q, k, v), dout, out, lse, dlse, stream, key)
 
     return ((out, lse) if return_lse else out), vjp
 
@@ -352,7 +362,7 @@ def _forward(
     _refuse_stream(stream, problem)
     module = backends.choose(options.backend, problem)
     out, lse = _run(problem, options, module, q, out, stream, (cu_q, cu_k))
-    replay.keep(key, problem, module, out, lse)
+    replay.keep(key, problem, getattr(module, "Replay", None), out, lse)
     return (out, lse) if return_lse else out
 
 
@@ -377,7 +387,8 @@ def _run(
 
 
 def _backward(
-    problem: Problem, options: Options, inputs: tuple, dout: Any, out: Any, lse: Any, dlse: Any, stream: Any
+    problem: Problem, options: Options, inputs: tuple, dout: Any, out: Any, lse: Any, dlse: Any, stream: Any,
+    key: tuple | None = None,
 ) -> Gradients:
     module = backends.choose(options.backend, problem)
     home, library = problem.home, problem.home.library
@@ -402,6 +413,7 @@ def _backward(
             for batch, start, stop in seg.uncovered(problem.segments, *_extent(problem, keys), keys=keys):
                 rows[name][batch, :, start:stop] = 0
     dbias, dsinks = module.backward(problem, *rows.values(), *_on_stream(problem, stream))
+    replay.keep(key, problem, getattr(module, "GradientReplay", None), rows, tuple(made.values()))
     for name, gradient in (("bias", dbias), ("sinks", dsinks)):
         made["d" + name] = None if gradient is None else _like(home, getattr(options, name), gradient)
     return Gradients(**{name: library.finish(array, inputs[0]) for name, array in made.items()})

@@ -5,7 +5,6 @@ Where those are plain values they make a key, and a later call with the same key
 Arrays among the options, and arrays of other libraries, make none.
 """
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,29 @@ def likeness(q: object, k: object, v: object, values: tuple) -> tuple | None:
     return values, kinds, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype
 
 
+def gradient_likeness(arrays: tuple, options: dict[str, Any]) -> tuple | None:
+    """A key as that of :func:`likeness` for a backward call.
+
+    Parameters
+    ----------
+    arrays : tuple
+        q, k, v, dout, out, lse, and dlse or None.
+    options : dict
+        The options that were given.
+    """
+    places: list = []
+    for array in arrays:
+        if type(array) is np.ndarray:
+            places += (array.shape, array.strides, array.dtype)
+        elif array is not None:
+            return None
+        places.append(None)
+    values = tuple(options.values())
+    return values, tuple(map(type, values)), "backward", tuple(options), *places
+
+
 def find(key: tuple | None) -> Any:
-    """The ``Replay`` of a call alike, a function of q, k and v; None where there was no such call."""
+    """The ``Replay`` of a call alike, a function of its arrays; None where there was no such call."""
     try:
         again = _known.get(key)
     except TypeError:  # an array among the options
@@ -56,25 +76,27 @@ def find(key: tuple | None) -> Any:
     return again if again is None or again.is_current() else None
 
 
-def keep(key: tuple | None, problem: Problem, module: ModuleType, out: np.ndarray, lse: np.ndarray) -> None:
+def keep(key: tuple | None, problem: Problem, kind: type | None, *parts: Any) -> None:
     """Let calls alike go straight to the kernel, where key and backend allow it.
 
     Parameters
     ----------
     key : tuple or None
-        Of :func:`likeness`.
+        Of :func:`likeness` or :func:`gradient_likeness`.
     problem : Problem
         The checked call.
-    module : module
-        The backend that ran it.
-    out, lse : ndarray
-        Its results, in the caller's shapes.
+    kind : type or None
+        The ``Replay`` or ``GradientReplay`` of the backend that ran it; None if it has none.
+    *parts
+        What that is made of, besides the problem.
     """
-    # One empty tuple is always there, mod_args; what another one holds would need a look at its kinds as well.
-    if key is None or not _PLAIN.issuperset(key[1]) or key[1].count(tuple) > 1 or not hasattr(module, "Replay"):
+    if key is None or kind is None or not _PLAIN.issuperset(key[1]):
         return
-    if problem.padded or problem.dropout is not None or not lse.size:  # a seed is not met twice
+    # What a tuple holds would need a look at its kinds as well; the empty one, mod_args, is always there.
+    if any(type(value) is tuple and value for value in key[0]):
+        return
+    if problem.padded or problem.dropout is not None or 0 in problem.out_shape[:3]:  # a seed is not met twice
         return
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    _known[key] = module.Replay(problem, out, lse)
+    _known[key] = kind(problem, *parts)

@@ -2,6 +2,6 @@
 
 from .backward import backward
 from .forward import forward
-from .replay import Replay
+from .replay import GradientReplay, Replay
 
-__all__ = ["Replay", "backward", "forward"]
+__all__ = ["GradientReplay", "Replay", "backward", "forward"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,15 +41,11 @@ class BiasSums(NamedTuple):
         In the bias' own shape, for one that depends on query and key.
     row_sums, column_sums : ndarray or None
         Sums of dS over keys and over queries, float64 per head, for one that does not.
-    share_batch, share_heads : bool
-        Sequences or heads add to the same dbias: one job takes them all, in order.
     """
 
     dbias: np.ndarray | None = None
     row_sums: np.ndarray | None = None
     column_sums: np.ndarray | None = None
-    share_batch: bool = False
-    share_heads: bool = False
 
 
 class Tables(NamedTuple):
@@ -58,6 +54,42 @@ class Tables(NamedTuple):
     rows: np.ndarray
     tiles: np.ndarray
     blocks: np.ndarray
+
+
+class Prepared(NamedTuple):
+    """What calls of one shape share.
+
+    Attributes
+    ----------
+    tables : Tables
+    row_count, key_extent : int
+        Rows of all sequences, in whole blocks of the microkernel; keys of the longest.
+    shapes : dict
+        Of the arrays that a call works with.
+    counters : (int, int)
+        Lengths of two tables of zeros: turns and taken.
+    integers : dict
+        Fields of the record.
+    job_count : int
+    entry : callable or None
+        None where there are no jobs.
+    cost_ns : float
+        Estimated time on one thread.
+    """
+
+    tables: Tables
+    row_count: int
+    key_extent: int
+    shapes: dict[str, tuple[int, ...]]
+    counters: tuple[int, int]
+    integers: dict[str, int]
+    job_count: int
+    entry: Callable | None
+    cost_ns: float
+
+    def new_counters(self) -> tuple[np.ndarray, np.ndarray]:
+        """Zeros for one call."""
+        return np.zeros(self.counters[0], np.int64), np.zeros(self.counters[1], np.int64)
 
 
 def backward(
@@ -89,75 +121,84 @@ def backward(
     dsinks : ndarray or None
         (H,), float64.
     """
+    prepared = prepare(problem)
+    tables, compute = prepared.tables, problem.compute_dtype
+    bias = bias_sums(problem, prepared.row_count, prepared.key_extent)
+    sink_sums = None if problem.sinks is None else np.zeros((int(tables.tiles[-1]), problem.q.shape[1]))
+    if prepared.job_count:
+        dbias = bias.dbias
+        if dbias is not None:
+            dbias = np.broadcast_to(dbias, (len(problem.segments), problem.q.shape[1], *dbias.shape[2:]))
+        given = dict(out=out, dout=dout, lse=lse, dlse=dlse, dq=dq, dk=dk, dv=dv, dbias=dbias, row_sums=bias.row_sums,
+                     column_sums=bias.column_sums, sink_sums=sink_sums)
+        turns, taken = prepared.new_counters()
+        with borrow(prepared.shapes, compute) as work:
+            call = record(problem, prepared, given | work | dict(turns=turns, taken=taken))
+            run(prepared.entry, (call, None, None, None), jobs=prepared.job_count, cost_ns=prepared.cost_ns,
+                keep=(problem, prepared, given, turns, taken, work))
+    return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
+
+
+def prepare(problem: Problem) -> Prepared:
+    """What calls of one shape share."""
     segments = problem.segments
     heads, head_dim, value_dim = problem.q.shape[1], problem.q.shape[3], problem.v.shape[3]
-    kv_heads = problem.k.shape[1]
-    count = len(segments)
+    kv_heads, count = problem.k.shape[1], len(segments)
     statics = kernel_statics(problem)
     static = statics.kernel
     max_q, max_k = (int(segments[:, column].max(initial=0)) for column in (Q_LENGTH, K_LENGTH))
     config = config_of("backward", problem, get_num_threads())
     block_q, block_k = block_sizes(static, head_dim, value_dim, max_q, max_k, config)
     tables = make_tables(segments, static["rows"], block_q, block_k)
-    row_count, tile_count = int(tables.rows[-1]), int(tables.tiles[-1])
-    bias = bias_sums(problem, row_count, max_k)
-    blocks = tables.blocks
-    if bias.share_batch:
-        blocks = np.array([0, np.diff(blocks).max(initial=0)], np.int64)
-    heads_per_unit = kv_heads if bias.share_heads else 1
-    tile_jobs = tile_count * heads
+    share_batch, share_heads = shares(problem)
+    if share_batch:
+        tables = tables._replace(blocks=np.array([0, np.diff(tables.blocks).max(initial=0)], np.int64))
+    row_count, tile_jobs = int(tables.rows[-1]), int(tables.tiles[-1]) * heads
+    heads_per_unit = kv_heads if share_heads else 1
     units = kv_heads // max(1, heads_per_unit)
-    strands, jobs = (len(blocks) - 1) * units, tile_jobs + int(blocks[-1]) * units
-    sink_sums = None if problem.sinks is None else np.zeros((tile_count, heads))
-    compute = problem.compute_dtype
-    dropout = problem.dropout
-    if jobs:
-        width, value_width = (row_width(static, dim) for dim in (head_dim, value_dim))
-        several = max_k > block_k
-        shapes = dict(
-            packed_q=(heads, row_count, width), packed_dout=(heads, row_count, value_width),
-            sums=(heads, row_count, width) if several else (0,),
-            statistics=(differentiate.STATISTICS, heads, row_count),
-        )
-        turns, taken = np.zeros(1 + tile_jobs, np.int64), np.zeros(1 + strands, np.int64)
-        q_factor, unit = score_factors(problem)
-        entry = specialise(statics)
-        with borrow(shapes, compute) as arrays:
-            call = make_gradient_call(
-                dict(
-                    q=problem.q, k=problem.k, v=problem.v, out=out, dout=dout, lse=lse, dlse=dlse,
-                    dq=dq, dk=dk, dv=dv, bias=problem.score.bias, mask=problem.mask, alibi=problem.score.alibi,
-                    sinks=problem.sinks,
-                    dbias=None if bias.dbias is None
-                    else np.broadcast_to(bias.dbias, (count, heads, *bias.dbias.shape[2:])),
-                    row_sums=bias.row_sums, column_sums=bias.column_sums, sink_sums=sink_sums, segments=segments,
-                    row_starts=tables.rows, tile_starts=tables.tiles, block_starts=blocks, turns=turns, taken=taken,
-                    **arrays,
-                ),
-                scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
-                    heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
-                    head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
-                    block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
-                    heads_per_unit=heads_per_unit, strands=strands,
-                    segments_per_unit=count if bias.share_batch else 1, tile_jobs=tile_jobs, job_count=jobs,
-                    out_code=CODES[problem.out_dtype],
-                    bias_code=0 if problem.score.bias is None else CODES[problem.score.bias.dtype],
-                    may_hide=problem.mask is not None or problem.score.bias is not None,
-                    seed=0 if dropout is None else dropout.seed - (dropout.seed >> 63 << 64),
-                    threshold=-1 if dropout is None else threshold(dropout.p),
-                ),
-                dict(
-                    scale=problem.scale, q_factor=q_factor, unit=unit,
-                    dk_factor=problem.scale / q_factor if q_factor else problem.scale,
-                    softcap=problem.score.softcap or 0.0,
-                    keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
-                ),
-            )
-            inputs, outputs = (problem, dout, out, lse, dlse), (dq, dk, dv, bias, sink_sums)
-            keep = (*inputs, *outputs, tables, blocks, turns, taken, arrays)
-            flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
-            run(entry, (call, None, None, None), jobs=jobs, cost_ns=flops / _GIGAFLOPS, keep=keep)
-    return bias_gradient(problem, bias, tables), None if sink_sums is None else sink_sums.sum(axis=0)
+    strands, job_count = (len(tables.blocks) - 1) * units, tile_jobs + int(tables.blocks[-1]) * units
+    width, value_width = (row_width(static, dim) for dim in (head_dim, value_dim))
+    shapes = dict(
+        packed_q=(heads, row_count, width), packed_dout=(heads, row_count, value_width),
+        sums=(heads, row_count, width) if max_k > block_k else (0,),
+        statistics=(differentiate.STATISTICS, heads, row_count),
+    )
+    integers = scratch_layout(static, block_q, block_k, head_dim, value_dim) | dict(
+        heads=heads, kv_heads=kv_heads, group=problem.group, head_dim=head_dim, value_dim=value_dim,
+        block_q=block_q, block_k=block_k, segment_count=count, row_count=row_count, key_extent=max_k,
+        heads_per_unit=heads_per_unit, strands=strands, segments_per_unit=count if share_batch else 1,
+        tile_jobs=tile_jobs, job_count=job_count,
+    )
+    flops = 2.0 * (3 * head_dim + 2 * value_dim + 16) * visible_pairs(problem) * heads
+    return Prepared(
+        tables, row_count, max_k, shapes, (1 + tile_jobs, 1 + strands), integers, job_count,
+        specialise(statics) if job_count else None, flops / _GIGAFLOPS,
+    )
+
+
+def record(problem: Problem, prepared: Prepared, arrays: dict[str, Any]) -> np.ndarray:
+    """The record of one call; `arrays` are those that belong to no problem and are not shared, by name."""
+    score, dropout, (rows, tiles, blocks) = problem.score, problem.dropout, prepared.tables
+    q_factor, unit = score_factors(problem)
+    return make_gradient_call(
+        dict(
+            q=problem.q, k=problem.k, v=problem.v, bias=score.bias, mask=problem.mask, alibi=score.alibi,
+            sinks=problem.sinks, segments=problem.segments, row_starts=rows, tile_starts=tiles, block_starts=blocks,
+            **arrays,
+        ),
+        prepared.integers | dict(
+            head_origin=problem.head_origin, left=problem.band.left, right=problem.band.right,
+            out_code=CODES[problem.out_dtype], bias_code=0 if score.bias is None else CODES[score.bias.dtype],
+            may_hide=problem.mask is not None or score.bias is not None,
+            seed=0 if dropout is None else dropout.seed - (dropout.seed >> 63 << 64),
+            threshold=-1 if dropout is None else threshold(dropout.p),
+        ),
+        dict(
+            scale=problem.scale, q_factor=q_factor, unit=unit,
+            dk_factor=problem.scale / q_factor if q_factor else problem.scale, softcap=score.softcap or 0.0,
+            keep_factor=1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
+        ),
+    )
 
 
 def specialise(statics: Statics) -> Callable:
@@ -221,15 +262,26 @@ def make_tables(segments: np.ndarray, rows: int, block_q: int, block_k: int) -> 
     return Tables(totals(-(-q_length // rows) * rows), totals(tiles), totals(blocks))
 
 
+def shares(problem: Problem) -> tuple[bool, bool]:
+    """Whether sequences, and heads, add to the same dbias: then one job takes them all, in order."""
+    shape = problem.score.bias_shape
+    if problem.score.bias is None or not _is_summed_in_place(shape):
+        return False, False
+    return shape[0] < len(problem.segments), shape[1] < problem.q.shape[1]
+
+
+def _is_summed_in_place(shape: tuple[int, ...]) -> bool:
+    return 0 in shape or (shape[2] > 1 and shape[3] > 1)
+
+
 def bias_sums(problem: Problem, row_count: int, max_k: int) -> BiasSums:
     """The arrays in which the gradient of the bias is summed."""
     shape = problem.score.bias_shape
     if problem.score.bias is None:
         return BiasSums()
     sequences, heads = len(problem.segments), problem.q.shape[1]
-    if 0 in shape or (shape[2] > 1 and shape[3] > 1):
-        return BiasSums(dbias=np.zeros(shape, problem.compute_dtype), share_batch=shape[0] < sequences,
-                        share_heads=shape[1] < heads)
+    if _is_summed_in_place(shape):
+        return BiasSums(dbias=np.zeros(shape, problem.compute_dtype))
     if shape[2] > 1:
         return BiasSums(row_sums=np.zeros((heads, row_count)))
     return BiasSums(column_sums=np.zeros((sequences, heads, max_k)))

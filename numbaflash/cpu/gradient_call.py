@@ -26,8 +26,8 @@ INTEGERS = (
 )
 NUMBERS = ("scale", "q_factor", "unit", "dk_factor", "softcap", "keep_factor")
 
-_LAYOUT = Layout(STRIDES | dict.fromkeys(TABLES, ""), INTEGERS, NUMBERS, stride="{}_{}")
-GRADIENT_CALL = _LAYOUT.dtype
+LAYOUT = Layout(STRIDES | dict.fromkeys(TABLES, ""), INTEGERS, NUMBERS, stride="{}_{}")
+GRADIENT_CALL = LAYOUT.dtype
 _FIELDS = struct.Struct(f"={len(INTEGERS)}q{len(NUMBERS)}d")
 
 
@@ -45,9 +45,9 @@ def make_gradient_call(
     """
     record = bytearray(GRADIENT_CALL.itemsize)
     for name, array in arrays.items():
-        _LAYOUT.place(record, name, array)
+        LAYOUT.place(record, name, array)
     given, others = integers.get, numbers.get
     _FIELDS.pack_into(
-        record, _LAYOUT.at_integers, *[given(name, 0) for name in INTEGERS], *[others(name, 0.0) for name in NUMBERS]
+        record, LAYOUT.at_integers, *[given(name, 0) for name in INTEGERS], *[others(name, 0.0) for name in NUMBERS]
     )
     return np.frombuffer(record, GRADIENT_CALL)

@@ -1,14 +1,17 @@
-"""A forward call made once more on other arrays, with everything but their addresses known already."""
+"""A call made once more on other arrays, with everything but their addresses known already."""
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..arrays import address
+from ..options import Gradients
 from ..problem import Problem
-from . import forward
+from . import backward, forward, gradient_call
 from .call import CALL, LAYOUT
 from .threads import get_num_threads, run
+from .workspace import borrow
 
 _Q, _K, _V, _OUT, _LSE, _PARTIALS, _COUNTERS = (
     LAYOUT.words[name] for name in ("q", "k", "v", "out", "lse", "partials", "counters")
@@ -53,3 +56,46 @@ class Replay:
         run(prepared.entry, (np.frombuffer(record, CALL), None), jobs=prepared.job_count, cost_ns=prepared.cost_ns,
             keep=(q, k, v, out, lse, prepared, partials, counters))
         return out, lse
+
+
+class GradientReplay:
+    """A backward call to repeat: ``replay(q, k, v, dout, out, lse, dlse)`` gives what `attention_backward` does.
+
+    Parameters
+    ----------
+    problem : Problem
+        A checked call without options that are arrays, of which every row and key belongs to a segment.
+    rows : dict
+        dout, out, lse, dlse (or None), dq, dk and dv as head-major views.
+    made : sequence of ndarray
+        dq, dk, dv in the caller's shapes.
+    """
+
+    __slots__ = ("compute", "generation", "made", "prepared", "record", "tables", "threads")
+
+    def __init__(self, problem: Problem, rows: dict[str, np.ndarray | None], made: Sequence[np.ndarray]) -> None:
+        self.prepared = backward.prepare(problem)
+        self.made = [(one.shape, one.dtype) for one in made]
+        self.record = array("q", backward.record(problem, self.prepared, rows).tobytes())
+        self.compute, self.tables = problem.compute_dtype, problem.segments
+        self.threads, self.generation = get_num_threads(), forward.generation()
+
+    def is_current(self) -> bool:
+        """Whether a call would still be planned as it was then."""
+        return self.threads == get_num_threads() and self.generation is forward.generation()
+
+    def __call__(self, *inputs: np.ndarray | None) -> Gradients:
+        """Gradients for arrays of the same shapes, strides and dtypes."""
+        prepared, record, words = self.prepared, self.record[:], gradient_call.LAYOUT.words
+        gradients = [np.empty(shape, dtype) for shape, dtype in self.made]
+        with borrow(prepared.shapes, self.compute) as work:
+            arrays = dict(zip(_GIVEN, (*inputs, *gradients, *prepared.new_counters())), **work)
+            for name, one in arrays.items():
+                if one is not None:
+                    record[words[name]] = address(one)
+            run(prepared.entry, (np.frombuffer(record, gradient_call.GRADIENT_CALL), None, None, None),
+                jobs=prepared.job_count, cost_ns=prepared.cost_ns, keep=(self, arrays))
+        return Gradients(*gradients)
+
+
+_GIVEN = ("q", "k", "v", "dout", "out", "lse", "dlse", "dq", "dk", "dv", "turns", "taken")
