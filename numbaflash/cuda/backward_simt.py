@@ -28,7 +28,7 @@ from numbaflash.cuda.simt_softmax import ALL
 from numbaflash.cuda.simt_tiles import (
     NATIVE, NATIVE_NUMBER, NATIVE_STORE, NUMBER, READ_NUMBER, READ_VECTOR, SIZE, STORE_SHARED, make_store)
 from numbaflash.cuda.tiles import (
-    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, load_segment, locate, row_zero)
+    K_BATCH, K_START, Q_BATCH, Q_START, Place, column, divide, load_segment, locate, row_zero)
 from numbaflash.cuda.unroll import unrolled
 
 
@@ -80,7 +80,7 @@ def make_delta(config: SimtConfig) -> Callable:
             dout, out = row_zero(back.dout, batch, head, at), row_zero(call.out, batch, head, at)
             total = cuda.local.array(1, number)
             total[0] = zero
-            for piece in range(thread % COLUMN_LANES, call.value_dim // items, COLUMN_LANES):
+            for piece in range(thread % COLUMN_LANES, divide(call.value_dim, items), COLUMN_LANES):
                 read(x, dout, piece, back.dout.column)
                 read(y, out, piece, call.out.column)
                 add_all(total, x, y)
@@ -259,8 +259,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
                     cuda.syncthreads()
                 found = any_found(lane)
                 length = b_first_tile.count
-                sync_warp()
                 if keys:
+                    sync_warp()
                     if second_here > 0:
                         join_second(acc_second, lane.row_weights,
                                     int32(lane.shared + b_second_at + lane.column * VECTOR_BYTES), length,

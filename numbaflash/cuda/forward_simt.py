@@ -81,17 +81,22 @@ def make_forward(config: SimtConfig) -> Callable:
         STORE_NUMBER[config.compute], STORE_SHARED[config.compute], LOAD_NUMBER[config.compute])
     store_lse = NATIVE_STORE[config.compute]
 
-    def hide_one(j, i, s, lo, hi, key):
-        at = key + j * COLUMN_LANES
-        s[i * columns + j] = s[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+    def make_hide(hidden):
+        """Replace the pairs of an edge tile that are outside the band or past the last key."""
+        def hide_one(j, i, s, lo, hi, key):
+            at = key + j * COLUMN_LANES
+            s[i * columns + j] = s[i * columns + j] if (at >= lo) & (at <= hi) else hidden
 
-    hide_columns = unrolled(columns, hide_one)
+        hide_columns = unrolled(columns, hide_one)
 
-    def hide_row(i, s, segment, row, key):
-        """-inf for the pairs of an edge tile that are outside the band or past the last key."""
-        lo = row + i * ROW_LANES + segment.first
-        hi = min(row + i * ROW_LANES + segment.last, segment.k_length - 1)
-        hide_columns(i, s, lo, hi, key)
+        def hide_row(i, s, segment, row, key):
+            lo = row + i * ROW_LANES + segment.first
+            hi = min(row + i * ROW_LANES + segment.last, segment.k_length - 1)
+            hide_columns(i, s, lo, hi, key)
+
+        return unrolled(rows, hide_row)
+
+    hide_scores, hide_weights = make_hide(-infinity), make_hide(number(-0.0))
 
     def clear_one(i, s):
         s[i] = zero
@@ -124,8 +129,7 @@ def make_forward(config: SimtConfig) -> Callable:
         top[i] = -infinity
         total[i] = zero
 
-    hide, finish_rows, put_results = (
-        unrolled(rows, hide_row), unrolled(rows, finish_row), unrolled(rows * pieces, put_result))
+    finish_rows, put_results = unrolled(rows, finish_row), unrolled(rows * pieces, put_result)
     clear_result, start_rows = unrolled(result_count, clear_one), unrolled(rows, start_row)
     clear_scores, scale_scores = unrolled(scores_count, clear_one), unrolled(scores_count, scale_one)
     put_weights, get_scores = unrolled(scores_count, put_weight), unrolled(scores_count, get_score)
@@ -196,6 +200,7 @@ def make_forward(config: SimtConfig) -> Callable:
             key_lo = int32(tile * block_columns)
             keys = int32(min(segment.k_length - key_lo, block_columns))
             key = int32(key_lo + column_lane)
+            edge = (tile < full_lo) | (tile >= full_hi)
             product(s, segment, call, shared, row_lo, here, key_lo, keys, a, b, thread)
 
             cuda.syncthreads()
@@ -213,9 +218,12 @@ def make_forward(config: SimtConfig) -> Callable:
                 get_scores(s, own_weights)
             else:
                 scale_scores(s, factor)
-                if (tile < full_lo) | (tile >= full_hi):
-                    hide(s, segment, row, key)
+                if edge:
+                    hide_scores(s, segment, row, key)
             step(s, acc, top, total)
+            if not general:
+                if edge:
+                    hide_weights(s, segment, row, key)
             put_weights(s, own_weights)
             if general:
                 if call.threshold != 0:

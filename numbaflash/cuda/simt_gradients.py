@@ -146,7 +146,7 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     read_number = NATIVE_NUMBER[config.compute]
     infinity, zero, hidden, one = number(math.inf), number(0), number(-0.0), number(1)
     log2_e = number(LOG2_E)
-    scores = make_scores(config, transposed=keys, derivatives=capped)
+    scores = make_scores(config, transposed=keys, derivatives=capped, floored=True)
     apply, drop = scores.apply, scores.drop
 
     @device
@@ -208,7 +208,7 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
 
     def hide_one(j, i, x, lo, hi, column):
         at = column + j * COLUMN_LANES
-        x[i * columns + j] = x[i * columns + j] if (at >= lo) & (at <= hi) else -infinity
+        x[i * columns + j] = x[i * columns + j] if (at >= lo) & (at <= hi) else hidden
 
     hide_columns = unrolled(columns, hide_one)
 
@@ -236,35 +236,42 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     def get_score(at, s, address, negative_lse):
         i, j = at // columns, at % columns
         score = load_number(int32(address + i * row_step + j * column_step))
-        s[at] = score + negative_lse[stat(i, j)]
+        s[at] = -infinity if score == -infinity else score + negative_lse[stat(i, j)]     # lse may be NaN
 
     def scale_one(at, s, scale, negative_lse):
         s[at] = cuda.fma(s[at], scale, negative_lse[stat(at // columns, at % columns)])
 
     def weigh_one(at, s):
+        s[at] = exp2(s[at] * log2_e)
+
+    def weigh_seen_one(at, s):
         s[at] = hidden if s[at] == -infinity else exp2(s[at] * log2_e)
+
+    @device
+    def is_hidden(weight):
+        return (weight == zero) & (math.copysign(one, weight) < zero)
 
     def differentiate(at, s, dp, delta, address):
         i, j = at // columns, at % columns
         kept = load_number(int32(address + i * row_step + j * column_step))
         if general:
             weight = s[at]
-            gradient = cuda.fma(kept, dp[at], -weight * delta[stat(i, j)])
+            gradient = cuda.fma(kept, dp[at], -weight * delta[stat(i, j)]) + zero
         else:
             weight = kept       # from shared memory: its register was free during the second product
-            gradient = weight * (dp[at] - delta[stat(i, j)])
-        none = (weight == zero) & (math.copysign(one, weight) < zero)
-        s[at] = hidden if none else gradient
+            gradient = cuda.fma(weight, dp[at] - delta[stat(i, j)], zero)
+        s[at] = hidden if is_hidden(weight) else gradient       # + zero: a gradient is never -0.0
 
     def cap_one(at, s, address, row, row_end):
         i, j = at // columns, at % columns
         if row + i * ROW_LANES < row_end:
-            s[at] *= load_number(int32(address + i * row_step + j * column_step))
+            slope = load_number(int32(address + i * row_step + j * column_step))
+            s[at] = hidden if is_hidden(s[at]) else cuda.fma(s[at], slope, zero)
 
     clear, put_weights, get_scores = (
         unrolled(count, clear_one), unrolled(count, put_weight), unrolled(count, get_score))
-    scale_scores, weigh, to_gradient = (
-        unrolled(count, scale_one), unrolled(count, weigh_one), unrolled(count, differentiate))
+    scale_scores, to_gradient = unrolled(count, scale_one), unrolled(count, differentiate)
+    weigh, weigh_seen = unrolled(count, weigh_one), unrolled(count, weigh_seen_one)
     cap_all = unrolled(count, cap_one)
 
     def make_product(width, load_a, load_b, a_at, b_at):
@@ -301,11 +308,12 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
             put_weights(s, lane.weights)
             apply(call, stages, segment, lane.weights, lane.slopes, row, row_end, column)
             get_scores(s, lane.weights, negative_lse)
+            weigh_seen(s)
         else:
             scale_scores(s, number(call.scale), negative_lse)
+            weigh(s)
             if edge:
                 hide(s, segment, row, column)
-        weigh(s)
         put_weights(s, lane.weights)
         if general:
             if call.threshold != 0:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from numba import cuda, int32, int64, uint64
 
 from numbaflash import score as plain
@@ -44,7 +45,8 @@ class Scores(NamedTuple):
     drop: Callable
 
 
-def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bool = False) -> Scores:
+def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bool = False,
+                floored: bool = False) -> Scores:
     """The stages of a general kernel, on a thread's own numbers in shared memory.
 
     ``load_stages(call, place)`` gives the `Stages` of a head.
@@ -52,6 +54,7 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
     natural units, -inf where hidden.  `address` is that of the thread's first number; its rows are `first`,
     ``first + 4``, ... below `end`, its columns `start`, ``start + 8``, ...: queries and keys, or keys and
     queries if `transposed`. With `derivatives` and a softcap, those of the cap go to `slopes` likewise.
+    If `floored`, a score of -inf that is seen becomes the lowest number, so that -inf says hidden.
     ``drop(draw, address, first, end, start, keep_scale)`` applies the dropout pattern to probabilities and
     leaves hidden ones (-0.0) alone.
     """
@@ -59,7 +62,7 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
     load, store = LOAD_NUMBER[config.compute], STORE_NUMBER[config.compute]
     read_bias = READ_NUMBER[config.bias_dtype]
     row_step, column_step = ROW_LANES * config.probability_pitch, COLUMN_LANES * size
-    infinity, zero = number(math.inf), number(0)
+    infinity, zero, lowest = number(math.inf), number(0), number(-np.finfo(config.compute).max)
 
     @device
     def pair(row, column):
@@ -94,6 +97,9 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
     def get_one(j, x, address, scale):
         x[j] = load(int32(address + j * column_step)) * scale
 
+    def floor_one(j, x):
+        x[j] = lowest if x[j] == -infinity else x[j]
+
     def cap_one(j, x, cap, slopes):
         x[j] = softcap_value(x[j], cap, math.tanh)
         if derivatives:
@@ -120,8 +126,8 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
         query, key = pair(row, start + j * COLUMN_LANES)
         store(int32(address + j * column_step), x[j] if seen(segment, query, key) else -infinity)
 
-    get_all, cap_all, put_all = (
-        unrolled(columns, get_one), unrolled(columns, cap_one), unrolled(columns, put_one))
+    get_all, floor_all, cap_all, put_all = (
+        unrolled(columns, one) for one in (get_one, floor_one, cap_one, put_one))
     read_biases, add_biases = unrolled(columns, read_bias_one), unrolled(columns, add_bias_one)
     read_masks, mask_all = unrolled(columns, read_mask_one), unrolled(columns, mask_one)
     alibi_all = unrolled(columns, alibi_one)
@@ -134,6 +140,8 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
         for row in range(first, end, ROW_LANES):
             row = int32(row)
             get_all(x, address, scale)
+            if floored:
+                floor_all(x)
             if stages.softcap != zero:
                 cap_all(x, stages.softcap, slopes)
             if stages.bias != 0:
@@ -155,9 +163,8 @@ def make_scores(config: SimtConfig, *, transposed: bool = False, derivatives: bo
                 query, key = pair(int32(row), start + j * COLUMN_LANES)
                 word = dropout_word(draw.seed, draw.sequence, draw.head, uint64(draw.row + query),
                                     uint64(draw.key + key))
-                weight = load(int32(address + j * column_step)) * keep_scale
-                hidden = math.copysign(number(1), weight) < zero
-                store(int32(address + j * column_step), weight if hidden | (word >= draw.threshold) else zero)
+                factor = keep_scale if word >= draw.threshold else zero         # -0.0 and NaN stay what they are
+                store(int32(address + j * column_step), load(int32(address + j * column_step)) * factor)
             address = int32(address + row_step)
 
     return Scores(load_stages, apply, drop)

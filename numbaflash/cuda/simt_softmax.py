@@ -41,15 +41,16 @@ class Softmax(NamedTuple):
 def make_softmax(config: SimtConfig, per_row: int) -> Softmax:
     """The softmax of a kernel whose threads accumulate `per_row` numbers of each of their rows.
 
-    ``step(s, acc, top, total)`` turns scores into weights in place and rescales what came before.  A hidden
-    pair (-inf) becomes -0.0, which adds like zero and can still be told from a weight that underflowed.
+    ``step(s, acc, top, total)`` turns scores into weights in place and rescales what came before.  In a
+    general kernel -inf says hidden and becomes -0.0, which adds like zero and can still be told from a weight
+    that underflowed; the others know their hidden pairs by their place.
     ``finish(top, total, sink)`` returns a row's log-sum-exp and the factor of its accumulated values.
     """
     rows, columns = config.rows, config.columns
     number, exp2, larger = NUMBER[config.compute], EXP2[config.compute], MAX[config.compute]
     exponent = number(LOG2_E) if config.general else number(1)
     natural = number(1) if config.general else number(LN_2)
-    log2_e = number(LOG2_E)
+    log2_e, marked = number(LOG2_E), config.general
     infinity, zero, hidden = number(math.inf), number(0), number(-0.0)
 
     @device
@@ -72,7 +73,7 @@ def make_softmax(config: SimtConfig, per_row: int) -> Softmax:
         score = s[i * columns + j]
         weight = exp2(cuda.fma(score, exponent, shift))
         total[i] += weight
-        s[i * columns + j] = hidden if score == -infinity else weight
+        s[i * columns + j] = hidden if marked and score == -infinity else weight
 
     largest, scale, weigh = (
         unrolled(columns, larger_one), unrolled(per_row, scale_one), unrolled(columns, weigh_one))
