@@ -10,6 +10,7 @@ from strategies import HALVES, Variant, bfloat16, calls, f16, f32, f64
 from tolerances import assert_backward, assert_forward
 
 import numbaflash
+from numbaflash import reference
 
 VARIANTS = [
     Variant(f32),
@@ -244,3 +245,47 @@ def test_dead_rows_do_not_poison_gradients(backend):
     assert (lse[:, ::3] == -np.inf).all() and not out[:, ::3].any()
     gradients = vjp(np.ones_like(out), np.ones_like(lse))
     assert all(np.isfinite(g).all() for g in gradients) and not gradients.dq[:, ::3].any()
+
+
+SCORES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "softcap": {"softcap": 5.0},
+    "dropout": {"dropout_p": 0.4, "seed": 3},
+    "mask": {"mask": np.random.default_rng(1).random((6, 9)) < 0.6},
+    "bias": {"bias": np.where(np.random.default_rng(2).random((6, 9)) < 0.6, 0, -np.inf).astype(np.float32)},
+}
+
+
+HIDING = ("mask", "bias", "dropout")
+"""With these a score of -inf that q and k make counts as hidden: in every forward kernel, and in the CPU's backward."""
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("where", ["row of q", "key under a score of -inf", "value under a score of -inf",
+                                   "dout under a score of -inf"])
+@pytest.mark.parametrize("score", SCORES)
+def test_the_gradients_that_are_nan_are_those_of_the_formula(backend, score, where):
+    """A weight of 0 that is seen times NaN is NaN; a hidden pair of a row of NaN carries nothing."""
+    options = SCORES[score]
+    if where != "row of q" and score in HIDING and (backend.name == "cpu" or where.startswith("value")):
+        pytest.skip("not promised: see HIDING")
+    rng = np.random.default_rng(0)
+    q, dout = rng.standard_normal((2, 6, 16), dtype=np.float32)
+    k, v = rng.standard_normal((2, 9, 16), dtype=np.float32)
+    if where == "row of q":
+        q[2, 3] = np.nan
+    else:
+        q[:, 0], k[1, 0] = 1, -np.inf
+    if where.startswith("key"):
+        q[2, 3:], k[4, 3] = 0, np.nan
+    elif where.startswith("value"):
+        v[1, 2] = np.nan
+    elif where.startswith("dout"):
+        dout[2, 2] = np.nan
+    out, lse = numbaflash.attention(q, k, v, return_lse=True, backend=backend.name, **options)
+    found = numbaflash.attention_backward(dout, q, k, v, out, lse, backend=backend.name, **options)
+    expected = reference.attention_backward(dout, q, k, v, **options)
+    for name in ("dq", "dk", "dv", *(["dbias"] if score == "bias" else [])):
+        np.testing.assert_array_equal(
+            np.isnan(getattr(found, name)), np.isnan(getattr(expected, name)), err_msg=name)

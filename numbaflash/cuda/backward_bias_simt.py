@@ -44,8 +44,8 @@ def make_dbias(config: SimtConfig) -> Callable:
     weights_at = layout.weights
     loads = make_loads(config, keys=False)
     load_a_first, load_a_second, load_b_first, load_b_second = loads
-    lane_of, operands, shifted, load_stats, seen_tiles, tile_gradient, put_weights = make_gradients(
-        config, loads, keys=False, capped=False)
+    lane_of, operands, shifted, load_stats, seen_tiles, weigh_tile, differentiate_tile, put_weights = (
+        make_gradients(config, loads, keys=False, capped=False))
     load_stages = make_scores(config).load_stages
     load_number, store_number = LOAD_NUMBER[config.compute], STORE_NUMBER[config.compute]
     store_native = NATIVE_STORE[config.compute]
@@ -120,9 +120,9 @@ def make_dbias(config: SimtConfig) -> Callable:
                             load_tile(load_b_first, b_first_at, b_first, call.head_dim, lane)
                             load_tile(load_b_second, b_second_at, b_second, call.value_dim, lane)
                             cuda.syncthreads()
-                        tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first,
-                                      a_second, b_first, b_second, row, row_end,
-                                      int32(column_lo + lane.column), True, lane)
+                        weigh_tile(s, negative_lse, call, segment, stages, draw, a_first, b_first, row, row_end,
+                                   int32(column_lo + lane.column), True, lane)
+                        differentiate_tile(s, dp, delta, call, stages, a_second, b_second, row, row_end, lane)
                         add_all(total, s, row, row_end)
 
         put_weights(total, lane.weights)

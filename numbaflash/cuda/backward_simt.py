@@ -118,8 +118,8 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
     flags_at = layout.flags
     loads = make_loads(config, keys=keys)
     load_a_first, load_a_second, load_b_first, load_b_second = loads
-    lane_of, operands, shifted, load_stats, seen_tiles, tile_gradient, put_weights = make_gradients(
-        config, loads, keys=keys)
+    lane_of, operands, shifted, load_stats, seen_tiles, weigh_tile, differentiate_tile, put_weights = (
+        make_gradients(config, loads, keys=keys))
     load_stages = make_scores(config, transposed=keys).load_stages
     store_first = make_store(config, block_rows, first_width, config.dtype)
     store_second = make_store(config, block_rows, second_width, config.dtype)
@@ -191,6 +191,14 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
             found |= ptx.ld_shared_b32(int32(lane.shared + flags_at + 4 * i))
         return found
 
+    @device
+    def join_weights(acc_second, lane, length):
+        """dv takes the weights of a tile, which are then free for the derivatives."""
+        sync_warp()
+        join_second(acc_second, lane.row_weights,
+                    int32(lane.shared + b_second_at + lane.column * VECTOR_BYTES), length, any_found(lane))
+        sync_warp()
+
     def backward_simt(back):
         call = back.call
         lane = lane_of(ptx.thread_index())
@@ -237,40 +245,41 @@ def make_backward(config: SimtConfig, *, keys: bool) -> Callable:
             if not keys:
                 load_stats(negative_lse, delta, call, back, segment, batch, int64(head), start, row)
             lo, full_lo, full_hi, hi = seen_tiles(segment, row_lo)
+            lo, full_lo, full_hi, hi = int32(lo), int32(full_lo), int32(full_hi), int32(hi)
             for tile in range(lo, hi):
                 column_lo = int32(tile * block_columns)
                 first_column = int32(column_lo + lane.column)
                 b_first_tile = shifted(b_first, column_lo, block_columns)
                 b_second_tile = shifted(b_second, column_lo, block_columns)
-                if keys:
-                    load_stats(negative_lse, delta, call, back, segment, batch, int64(head), start,
-                               first_column)
+                length = b_first_tile.count
                 if not sliced:
                     cuda.syncthreads()
                     load_columns(b_first_tile, b_second_tile, 0, 0, call.head_dim, call.value_dim, lane)
                     cuda.syncthreads()
+                if keys:
+                    load_stats(negative_lse, delta, call, back, segment, batch, int64(head), start,
+                               first_column)
                 edge = (tile < full_lo) | (tile >= full_hi)
-                tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second,
-                              b_first_tile, b_second_tile, row, row_end, first_column, edge, lane)
+                weigh_tile(s, negative_lse, call, segment, stages, draw, a_first, b_first_tile, row, row_end,
+                           first_column, edge, lane)
+                if keys and not sliced:
+                    if second_here > 0:
+                        join_weights(acc_second, lane, length)
+                differentiate_tile(s, dp, delta, call, stages, a_second, b_second_tile, row, row_end, lane)
                 if sliced:
                     cuda.syncthreads()
                     load_columns(b_first_tile, b_second_tile, first_lo, second_lo, first_here, second_here,
                                  lane)
                     cuda.syncthreads()
-                found = any_found(lane)
-                length = b_first_tile.count
-                if keys:
-                    sync_warp()
-                    if second_here > 0:
-                        join_second(acc_second, lane.row_weights,
-                                    int32(lane.shared + b_second_at + lane.column * VECTOR_BYTES), length,
-                                    found)
-                    sync_warp()
+                    if keys:
+                        if second_here > 0:
+                            join_weights(acc_second, lane, length)
                 put_weights(s, lane.weights)
                 sync_warp()
                 if first_here > 0:
                     join_first(acc_first, lane.row_weights,
-                               int32(lane.shared + b_first_at + lane.column * VECTOR_BYTES), length, found)
+                               int32(lane.shared + b_first_at + lane.column * VECTOR_BYTES), length,
+                               any_found(lane))
 
         scale = number(call.scale)
         length = a_first.count

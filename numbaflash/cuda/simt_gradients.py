@@ -90,7 +90,8 @@ class Gradients(NamedTuple):
     shifted: Callable
     load_stats: Callable
     seen_tiles: Callable
-    tile_gradient: Callable
+    weigh_tile: Callable
+    differentiate_tile: Callable
     put_weights: Callable
 
 
@@ -123,9 +124,10 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     ``load_stats(negative_lse, delta, call, back, segment, place, first)`` fetches what belongs to the
     thread's queries; -inf stands for the lse of a row that sees nothing.
     ``seen_tiles(segment, row_lo)`` is `tile_range` for either side.
-    ``tile_gradient(...)`` leaves dS in `s`, and Z P in the thread's own weights; hidden pairs are -0.0 in
-    both.  dS is that of the product, or if not `capped` that of the score behind the softcap, as the bias
-    needs it.
+    ``weigh_tile(...)`` leaves P in `s`, and Z P in the thread's own weights.
+    ``differentiate_tile(...)`` then leaves dS in `s`, which a kernel without options need not keep till then.
+    Hidden pairs are -0.0 in all three, and no other is.  dS is that of the product, or if not `capped` that of
+    the score behind the softcap, as the bias needs it.
     """
     number, size = NUMBER[config.compute], config.size
     rows, columns, lanes, general, sliced = (
@@ -300,9 +302,8 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
     product_second = make_product(second_width, loads.a_second, loads.b_second, a_second_at, b_second_at)
 
     @device
-    def tile_gradient(s, dp, negative_lse, delta, call, segment, stages, draw, a_first, a_second, b_first,
-                      b_second,
-                      row, row_end, column, edge, lane):
+    def weigh_tile(s, negative_lse, call, segment, stages, draw, a_first, b_first, row, row_end, column, edge,
+                   lane):
         product_first(s, a_first, b_first, call.head_dim, lane.a_first, lane.b_first, lane)
         if general:
             put_weights(s, lane.weights)
@@ -318,10 +319,14 @@ def make_gradients(config: SimtConfig, loads: Loads, *, keys: bool, capped: bool
         if general:
             if call.threshold != 0:
                 drop(draw, lane.weights, row, row_end, column, number(call.keep_scale))
+
+    @device
+    def differentiate_tile(s, dp, delta, call, stages, a_second, b_second, row, row_end, lane):
         product_second(dp, a_second, b_second, call.value_dim, lane.a_second, lane.b_second, lane)
         to_gradient(s, dp, delta, lane.weights)
         if general and capped:
             if stages.softcap != zero:
                 cap_all(s, lane.slopes, row, row_end)
 
-    return Gradients(lane_of, operands, shifted, load_stats, seen_tiles, tile_gradient, put_weights)
+    return Gradients(lane_of, operands, shifted, load_stats, seen_tiles, weigh_tile, differentiate_tile,
+                     put_weights)
