@@ -2,11 +2,13 @@
 and Definitions; Control Flow Instructions: call).
 
 Formal parameters are replaced by the caller's ``.param`` variables, which live in each thread's local memory.
+Calls of the CUDA runtime become instructions of their own, ``system.*``.
 """
 from __future__ import annotations
 
 from .errors import UnknownInstruction
 from .half_shims import shim
+from .journal import place
 from .parser import Address, Function, Instruction, Module
 
 
@@ -49,28 +51,14 @@ def _append(module, flat, function, formals, prefix, stack, counter):
         flat.labels[label] = len(flat.instructions)
 
 
+SYSTEM_CALLS = {"vprintf": 0, "cudaCGGetIntrinsicHandle": 1, "cudaCGSynchronize": 0}   # name -> what it returns
+
+
 def _call(module, flat, call, stack, counter):
     operands = list(call.operands)
     returned = operands.pop(0) if isinstance(operands[0], tuple) else ()
     name = operands.pop(0)
     given = operands.pop(0) if operands else ()
-    if name == "vprintf":
-        status = [Address(returned[0]), "0"]
-        for opcode, operands in (("system.vprintf", list(given)), ("st.param.b32", status)):
-            flat.instructions.append(Instruction(opcode, operands, call.guard, call.negated, call.line,
-                                                 call.text, call.source, tuple(opcode.split("."))))
-        return
-    function = module.functions.get(name)
-    if function is None or not function.defined:
-        function = shim(name)
-    if function is None:
-        raise UnknownInstruction(f"PTX line {call.line}: call of {name}, which this PTX does not define",
-                                 call.line, call.source)
-    if name in stack:
-        raise UnknownInstruction(f"PTX line {call.line}: recursive call of {name}", call.line, call.source)
-    if len(given) != len(function.parameters) or len(returned) != len(function.returns):
-        raise UnknownInstruction(f"PTX line {call.line}: call of {name} with {len(given)} parameters",
-                                 call.line, call.source)
     counter[0] += 1
     prefix = f"{name}#{counter[0]}."
     skip = f"{prefix}skip"
@@ -78,6 +66,35 @@ def _call(module, flat, call, stack, counter):
         flat.instructions.append(
             Instruction("bra", [skip], call.guard, not call.negated, call.line, call.text, call.source,
                         ("bra",)))
+    if name in SYSTEM_CALLS:
+        _system(module, flat, call, name, given, returned)
+    else:
+        _inline(module, flat, call, name, given, returned, prefix, stack, counter)
+    flat.labels[skip] = len(flat.instructions)
+
+
+def _inline(module, flat, call, name, given, returned, prefix, stack, counter):
+    function = module.functions.get(name)
+    if function is None or not function.defined:
+        function = shim(name)
+    problem = None
+    if function is None:
+        problem = f"call of {name}, which this PTX does not define"
+    elif name in stack:
+        problem = f"recursive call of {name}, which the emulator cannot run"
+    elif len(given) != len(function.parameters) or len(returned) != len(function.returns):
+        problem = f"call of {name} with {len(given)} parameters"
+    if problem:
+        raise UnknownInstruction(f"{problem}\n  at {place(call)}", call.line, call.source)
     formals = dict(zip((p.name for p in (*function.parameters, *function.returns)), (*given, *returned)))
     _append(module, flat, function, formals, prefix, (*stack, name), counter)
-    flat.labels[skip] = len(flat.instructions)
+
+
+def _system(module, flat, call, name, given, returned):
+    steps = [(f"system.{name}", list(given))]
+    for result in returned:
+        size = 8 * flat.variables[result].nbytes
+        steps.append((f"st.param.b{size}", [Address(result), str(SYSTEM_CALLS[name])]))
+    for opcode, operands in steps:
+        flat.instructions.append(Instruction(opcode, operands, None, False, call.line, call.text, call.source,
+                                             tuple(opcode.split("."))))

@@ -8,7 +8,8 @@ from .errors import UnknownInstruction
 from .global_races import GlobalShadow
 from .journal import place
 from .machine import Active
-from .memory import GUARD, LOCAL_WINDOW, SHARED_START, SHARED_WINDOW, Allocation, LocalShadow, Space
+from .memory import (GUARD, LARGEST_GUARD, LOCAL_WINDOW, SHARED_START, SHARED_WINDOW, Allocation, LocalShadow, Space,
+                     guard)
 from .naming import shared_name
 from .parser import Address
 from .races import UNALLOCATED, UNINITIALIZED, SharedShadow
@@ -93,7 +94,7 @@ class Decoder:
             top = -(-top // align) * align
             self.symbols[name] = top
             allocations.append(Allocation(shared_name(variable.name, self.function), top, variable.nbytes))
-            top += variable.nbytes + GUARD
+            top += variable.nbytes + guard(variable.nbytes, 128, LARGEST_GUARD)
         dynamic = [name for name, v in variables.items() if v.dynamic]
         align = max([16, *(variables[name].align for name in dynamic)])
         top = -(-top // align) * align

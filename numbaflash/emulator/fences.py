@@ -59,8 +59,9 @@ class Order:
 
     def __init__(self, machine):
         self.machine, self.warps = machine, machine.warps_per_block
-        self.possible = any(is_fence(i) or is_strong(i) and not (ACQUIRES | RELEASES).isdisjoint(i.parts)
-                            for i in machine.function.instructions)
+        self.possible = machine.cooperative or any(
+            is_fence(i) or is_strong(i) and not (ACQUIRES | RELEASES).isdisjoint(i.parts)
+            for i in machine.function.instructions)
         self.known = {}                                 # (block, warp) -> clock of other blocks
         self.grid, self.block = Scope(), Scope()
 
@@ -101,6 +102,12 @@ class Order:
     def knows(self, warp, block, other, time):
         times = self.known.get(self.key(warp), {}).get(block)
         return times is not None and times[other] >= time
+
+    def everyone_knows(self, time):
+        """All warps of the grid know what the others did up to ``time``."""
+        clock = {number: np.full(self.warps, time) for number in self.machine.block_id.tolist()}
+        for warp in self.machine.all_warps.tolist():
+            self.known[self.key(warp)] = clock
 
     # ---- events
     def fence(self, active, wide):

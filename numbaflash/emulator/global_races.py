@@ -103,6 +103,9 @@ class GlobalShadow:
     def store(self, granule, active, access, values, kind="store"):
         own = self.clocks.own()
         own = own if active.lanes is None else own[active.lanes]
+        copies = self.machine.parts.get("copies") if self.races else None
+        if copies is not None and copies.queue:
+            self.against_copies(copies, granule << self.space.shift, active, access)
         weak = not access.strong
         for step in access.steps:
             at = granule + step if step else granule
@@ -142,6 +145,8 @@ class GlobalShadow:
                 access.uninitialized(index, active, special)
         if not self.races:
             return
+        if "nc" in access.instruction.parts:
+            self.stale(at, (stamp != 0) & ~special, active, access)
         bad = self.unordered(stamp, (stamp != 0) & ~special, active)
         if bad.any() and values is not None:
             which = np.flatnonzero(bad)
@@ -152,6 +157,17 @@ class GlobalShadow:
                 bad[which[(old == data).all(axis=1)]] = False
         self.report(at, stamp, bad, active, access, "written")
 
+    def stale(self, at, written, active, access):
+        """Reads with ``.nc``, which no fence makes aware of what the launch itself has written (ld.global.nc)."""
+        if not written.any():
+            return
+        which = int(np.flatnonzero(written)[0])
+        place = self.space.describe((int(at[which]) << self.space.shift) + self.space.base)
+        self.machine.fail(RaceError, f"non-coherent {access.verb()}, {place}, which the kernel has written: .nc is "
+                          "for memory that nobody writes as long as the kernel runs", access.instruction,
+                          which if active.lanes is None else int(active.lanes[which]),
+                          int(np.count_nonzero(written)))
+
     def against(self, table, at, active, access, what):
         """A weak access to granules with strong ones in ``table``."""
         if table is None:
@@ -159,6 +175,19 @@ class GlobalShadow:
         stamp = table.take(at)
         if np.maximum.reduce(stamp):
             self.report(at, stamp, self.unordered(stamp, stamp != 0, active), active, access, what)
+
+    def against_copies(self, copies, index, active, access):
+        """A write to what ``cp.async`` has still to read."""
+        found = copies.reading(index, access.nbytes)
+        if found is None:
+            return
+        flags, reader = found
+        which = int(flags.argmax())
+        lane = which if active.lanes is None else int(active.lanes[which])
+        place = self.space.describe(int(index[which]) + self.space.base)
+        self.machine.fail(RaceError, f"race on global memory: {access.verb()}, {place}, which an asynchronous copy "
+                          f"of {self.machine.lane_name(reader)} still reads: wait for its group first",
+                          access.instruction, lane, int(np.count_nonzero(flags)))
 
     def unordered(self, stamp, candidates, active):
         """Which of the candidates were another thread's, and nothing orders them before now."""
@@ -209,16 +238,13 @@ class GlobalShadow:
             self.report(at, stamp, bad, active, access, "read")
 
     def collision(self, at, lost, active, access, values):
-        """Lanes of several warps or blocks wrote different bytes to one granule in one step."""
+        """Several lanes wrote one granule in one step: a race unless they wrote the same bytes."""
         machine = self.machine
         lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
         stamp = self.stamps.take(at)
         mine = self.clocks.who[lanes]
-        cross = lost & ((stamp ^ mine) & ~np.uint64(31) & np.uint64((1 << TIME_SHIFT) - 1) & ~ATOMIC != 0)
-        if not cross.any():
-            return
         if not machine.checks.races:
-            cross &= stamp_block(stamp) != stamp_block(mine)
+            lost = lost & (stamp_block(stamp) != stamp_block(mine))
         order = np.argsort(at, kind="stable")
         data = values(np.arange(len(lanes)))
         start = np.flatnonzero(np.r_[True, np.diff(at[order]) != 0])
@@ -227,7 +253,7 @@ class GlobalShadow:
         different = np.zeros(len(lanes), bool)
         mixed = np.bincount(group, ~same) > 0
         different[order] = mixed[group]
-        self.report(at, stamp, cross & different, active, access, "written")
+        self.report(at, stamp, lost & different, active, access, "written")
 
     def report(self, at, stamp, bad, active, access, what):
         """The error, if there is anything bad."""

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from ..problem import _integer
-from .arguments import Memory, flatten_numba, flatten_ptx, gather
+from .arguments import Memory, flatten_numba, flatten_ptx, gather, with_memory
 from .calls import flatten
 from .checks import Checks
 from .compiling import compile_kernel
@@ -82,6 +82,15 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
         One of its subclasses, if the program does what the PTX ISA does not allow. The arrays are then left
         as they were. The message names the thread, the array, the Python and the PTX line, and for a race
         both accesses.
+    TypeError, ValueError
+        An argument or option that no launch takes, before any work.
+
+    Notes
+    -----
+    Also run: C++ that a kernel is linked with (``link=``, Numba's bfloat16 functions), and ``grid.sync()``, for
+    which all blocks are resident. Not known: recursion, ``wgmma`` and TMA. A kernel with a signature,
+    ``@cuda.jit("void(float32[:])")``, asks for a GPU where it is decorated; without it, the types are those of
+    the arguments.
 
     Examples
     --------
@@ -120,15 +129,24 @@ def launch(kernel, grid, block, *arguments, shared_bytes: int = 0, arch: str = "
     """
     if isinstance(kernel, str):
         text, kinds, default_names = kernel, None, [f"argument {n}" for n in range(len(arguments))]
+    elif entry is not None:
+        raise ValueError(f"entry chooses from PTX text, and must be None for a Python kernel, not {entry!r}")
     else:
         text, kinds, default_names = compile_kernel(kernel, arguments, arch)
-    names = tuple(names) if names is not None else default_names
+    names = default_names if names is None else checked_names(names)
     report = launch_text(text, kinds, names, grid, block, arguments, shared_bytes=shared_bytes, checks=checks,
                          copies=copies, seed=seed, counters=counters, entry=entry, max_steps=max_steps,
                          resident_blocks=resident_blocks)
     if kinds is None:
         return report
     return dataclasses.replace(report, kernel=getattr(kernel, "py_func", kernel).__name__)
+
+
+def checked_names(names):
+    """A tuple of str."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be a sequence of str, not {names!r}")
+    return tuple(names)
 
 
 def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, checks=True, copies="late",
@@ -141,6 +159,10 @@ def launch_text(text, kinds, names, grid, block, arguments, *, shared_bytes=0, c
         raise ValueError(f'copies must be "late" or "early", not {copies!r}')
     if _integer("shared_bytes", shared_bytes) < 0:
         raise ValueError(f"shared_bytes must not be negative, not {shared_bytes}")
+    if not isinstance(counters, bool):
+        raise TypeError(f"counters must be a bool, not {counters!r}")
+    if seed is not None and _integer("seed", seed) < 0:
+        raise ValueError(f"seed must not be negative, not {seed}")
     if len(names) != len(arguments):
         raise ValueError(f"names must have one name per argument: {len(arguments)}, not {len(names)}")
     for name, value in ("max_steps", max_steps), ("resident_blocks", resident_blocks):
@@ -167,13 +189,15 @@ def execute(module, function, kinds, grid, block, arguments, names, shared_bytes
     started = time.perf_counter()
     arena = Arena()
     memory = Memory(arena)
+    arguments = [with_memory(argument) for argument in arguments]
     gather(arguments, names, memory)
     memory.place()
     addresses = {}
     for name, variable in module.variables.items():
         if variable.space in ("global", "const"):
             addresses[name] = arena.reserve(f"{variable.space} {name}", variable.nbytes,
-                                            variable.data or bytes(variable.nbytes))
+                                            variable.data or bytes(variable.nbytes),
+                                            writable=variable.space != "const")
     parameters = pack(function, kinds, arguments, names, memory)
     tally = Counters(counters)
     machine = Machine(function, grid, block, checks, copies, seed, tally, journal, max_steps,

@@ -102,7 +102,8 @@ class Machine:
         self.warps_per_block = -(-self.threads // 32)
         padded = 32 * self.warps_per_block
         self.grid_blocks = grid[0] * grid[1] * grid[2]
-        most = resident_blocks or max(1, self.MAX_LANES // padded)
+        self.cooperative = any(i.opcode == "system.cudaCGSynchronize" for i in function.instructions)
+        most = resident_blocks or (self.grid_blocks if self.cooperative else max(1, self.MAX_LANES // padded))
         self.batches = -(-self.grid_blocks // most)
         self.blocks = -(-self.grid_blocks // self.batches)
         self.lanes = self.blocks * padded
@@ -346,9 +347,9 @@ class Machine:
             hook(active)
 
     # ---- warps
-    def whole_warps(self, active, instruction, mask=None):
+    def whole_warps(self, active, instruction, mask=None, aligned=False):
         """Warps that execute a ``.sync`` instruction (None: all): every lane of their member mask must be
-        here."""
+        here, and for an ``aligned`` one none may have exited."""
         if active.lanes is None and (mask is None or (mask == np.uint32(0xFFFFFFFF)).all()):
             return None
         warps = active.warps(self)
@@ -357,6 +358,11 @@ class Machine:
         else:
             here = active.mask.reshape(-1, 32)[warps]
         alive = self.alive().reshape(-1, 32)[warps]
+        if aligned and not alive.all():
+            row = int(np.flatnonzero(~alive.all(axis=1))[0])
+            self.fail(BarrierError, f"{instruction.parts[0]} in divergent code: it needs the 32 threads of the warp, "
+                      f"of which {np.count_nonzero(~alive[row])} have exited or do not exist",
+                      instruction, int(32 * warps[row] + np.flatnonzero(here[row])[0]))
         if mask is None:
             wanted = alive
         else:
@@ -409,7 +415,7 @@ class Machine:
         barrier = self.parts.get("barriers")
         for block in np.unique(self.block_of[waiting]).tolist() if barrier else ():
             mine = waiting & (self.block_of == block)
-            for number in np.unique(barrier.number[mine]).tolist():
+            for number in np.unique(barrier.number[mine & (barrier.number >= 0)]).tolist():
                 if len(np.unique(self.pc[mine & (barrier.number == number)])) > 1:
                     name = self.block_name(int(self.block_id[block]))
                     return f"threads of block {name} wait for barrier {number} at different places"

@@ -16,9 +16,14 @@ GLOBAL_BASE = 0x7F10_0000_0000
 SHARED_WINDOW = 0x7F01_0000_0000
 LOCAL_WINDOW = 0x7F02_0000_0000
 SHARED_START = 1024
-GUARD = 32
-ARENA_GUARD = 4096
+GUARD, LARGEST_GUARD = 32, 1024
+ARENA_GUARD, LARGEST_ARENA_GUARD = 4096, 1 << 18
 ARENA_ALIGN = 256
+
+
+def guard(nbytes, least, most):
+    """Room that nobody may touch behind a variable, as large as itself: one row too far is not in the next."""
+    return max(least, min(-(-nbytes // 128) * 128, most))
 
 
 class Allocation:
@@ -55,6 +60,7 @@ class Space:
         self.shift = granule.bit_length() - 1
         self.origin = None
         self.allocations = []
+        self.read_only = []
         self.shadow = None
 
     def describe(self, address):
@@ -123,6 +129,7 @@ class Access:
         self.steps = range(max(nbytes >> space.shift, 1))
         self.tally = build.machine.counters.memory(instruction, space.name, kind, nbytes)
         self.shift = space.shift
+        self.read_only = space.read_only if kind != "load" and self.bounds else ()
         self.journal = build.machine.journal if build.machine.journal.watch else None
 
     def __call__(self, active, values=None):
@@ -139,6 +146,10 @@ class Access:
                 outside = address.view(np.uint64) > self.limit
                 if outside.any():
                     self.outside(address, lanes, outside)
+            for start, end in self.read_only:
+                inside = (address < end) & (address + self.nbytes > start)
+                if inside.any():
+                    self.fail(MemoryFault, f"{self.verb()} to read-only memory", address, lanes, inside)
         if self.tally is not None:
             self.tally(address, active)
         origin = self.space.origin
@@ -227,19 +238,22 @@ class Arena(Space):
 
     def __init__(self):
         self.allocations, self.pieces, self.size = [], [], ARENA_GUARD
+        self.read_only = []
 
-    def reserve(self, name, nbytes, data=None, initialized=True, array=None, offset=0):
+    def reserve(self, name, nbytes, data=None, initialized=True, array=None, offset=0, writable=True):
         """Room for ``nbytes``, ``offset`` bytes after a multiple of `ARENA_ALIGN`; returns its address."""
         start = -(-self.size // ARENA_ALIGN) * ARENA_ALIGN + offset
-        self.size = start + nbytes + ARENA_GUARD
+        self.size = start + nbytes + guard(nbytes, ARENA_GUARD, LARGEST_ARENA_GUARD)
+        if not writable:
+            self.read_only.append((start, start + nbytes))
         self.allocations.append(Allocation(name, GLOBAL_BASE + start, nbytes, array))
         self.pieces.append((start, nbytes, data, initialized))
         return GLOBAL_BASE + start
 
     def build(self, granule):
-        size, allocations = -(-self.size // 256) * 256, self.allocations
+        size, allocations, read_only = -(-self.size // 256) * 256, self.allocations, self.read_only
         Space.__init__(self, "global", size, size, GLOBAL_BASE, granule)
-        self.allocations = allocations
+        self.allocations, self.read_only = allocations, read_only
         for start, nbytes, data, _ in self.pieces:
             if data is not None:
                 data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data

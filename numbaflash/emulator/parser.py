@@ -83,13 +83,15 @@ class Module:
 
     def entry(self, name=None):
         """The kernel called ``name``, or the only one."""
-        entries = [f for f in self.functions.values() if f.entry]
-        if name is not None:
-            entries = [f for f in entries if f.name == name]
-        if len(entries) != 1:
-            known = ", ".join(f.name for f in self.functions.values() if f.entry) or "none"
-            raise ValueError(f"entry must name one kernel of the PTX text, not {name!r}; it has: {known}")
-        return entries[0]
+        entries = {f.name: f for f in self.functions.values() if f.entry and f.defined}
+        if not entries:
+            raise ValueError("kernel must be PTX text with a kernel, but there is no .entry in it")
+        if name is None and len(entries) == 1:
+            name, = entries
+        if name not in entries:
+            raise ValueError(f"entry must name one kernel of the PTX text, not {name!r}; "
+                             f"it has: {', '.join(entries)}")
+        return entries[name]
 
 
 def split(text):
@@ -146,6 +148,7 @@ class _Parser:
         self.newlines = [m.start() for m in re.finditer("\n", self.text)]
         self.module = Module({}, {}, {}, "", text)
         self.scopes, self.scope_count, self.function, self.loc = [], 0, None, None
+        self.position = 0
 
     def line(self, position):
         return bisect.bisect_left(self.newlines, position) + 1
@@ -166,8 +169,10 @@ class _Parser:
         text, position, end = self.text, 0, len(self.text)
         while True:
             skip = _SKIP.match(text, position)
-            position = skip.end() if skip else position
+            self.position = position = skip.end() if skip else position
             if position >= end:
+                if self.function is not None:
+                    raise ValueError(f"the closing brace of {self.function.name} is missing")
                 return self.module
             c = text[position]
             if c == "{":
@@ -184,13 +189,17 @@ class _Parser:
                 if match[1] == "section":
                     position = text.index("}", position) + 1
             elif c == "." and self.function is None and (match := _HEADER.match(text, position)):
+                if match.end() == end:
+                    raise ValueError("neither a body nor a semicolon follows")
                 self.header(match[2], match[3], text[match.end()] == "{")
                 position = match.end() + (text[match.end()] == ";")
             elif match := _LABEL.match(text, position):
                 self.label(match[1])
                 position = match.end()
             else:
-                stop = text.index(";", position)
+                stop = text.find(";", position)
+                if stop < 0:
+                    raise ValueError("a semicolon is missing")
                 self.statement(text[position:stop].strip(), position)
                 position = stop + 1
 
@@ -218,6 +227,8 @@ class _Parser:
             function.parameters = [self.parameter(p) for p in split(parameters[0])]
         for directive, values in re.findall(r"\.(maxntid|reqntid|minnctapersm)\s+([\d, ]+)", outside):
             function.directives[directive] = tuple(int(v) for v in values.replace(",", " ").split())
+        if name in self.module.functions and self.module.functions[name].defined and defined:
+            raise ValueError(f"{name} is defined twice")
         if defined or name not in self.module.functions:
             self.module.functions[name] = function
         if defined:
@@ -263,10 +274,10 @@ class _Parser:
         elif text[0] != ".":
             self.instruction(text, position)
         elif not text.startswith((".pragma", ".alias", ".callprototype")):
-            raise ValueError(f"PTX line {self.line(position)}: {text!r} is not understood")
+            raise ValueError("this statement is not known")
 
     def registers(self, text):
-        kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S).groups()
+        kind, names = re.match(r"\.reg\s*\.(\w+)\s+(.*)", text, re.S).groups()
         for name in names.split(","):
             match = _VECTOR_REGISTER.match(name.strip())
             for one in [f"{match[1]}{i}" for i in range(int(match[2]))] if match else [name.strip()]:
@@ -305,7 +316,10 @@ class _Parser:
         return bytes(data)
 
     def instruction(self, text, position):
-        negated, guard, opcode, rest = _INSTRUCTION.match(text).groups()
+        match = _INSTRUCTION.match(text)
+        if match is None or self.function is None:
+            raise ValueError("no instruction of a function" if match else "this is no instruction")
+        negated, guard, opcode, rest = match.groups()
         source = self.loc and (self.module.files.get(self.loc[0], self.loc[0]), self.loc[1])
         rename = self.rename if len(self.scopes) > 1 else str
         operands = [operand(x, rename) for x in split(rest)]
@@ -318,8 +332,20 @@ def parse(text: str) -> Module:
     """Parse PTX text.
 
     Files named by ``.file`` at the end of the text are known to all instructions.
+
+    Raises
+    ------
+    ValueError
+        If it is no PTX; the message quotes the line.
     """
     parser = _Parser(text)
     for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M):
         parser.module.files[int(number)] = path
-    return parser.run()
+    try:
+        return parser.run()
+    except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+        rest = parser.text[parser.position:].lstrip()
+        quoted = rest.partition("\n")[0].rstrip()[:80]
+        where = f"line {parser.line(parser.position)}, {quoted!r}" if quoted else "its end"
+        why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"kernel must be PTX text, which this is not: at {where}: {why}") from None

@@ -271,19 +271,16 @@ class SharedShadow:
         return (old == data).all(axis=1) if data.shape == old.shape else np.zeros(len(which), bool)
 
     def collision(self, at, lost, own, active, access, values):
-        """Lanes of several warps wrote one granule in one step: a race unless they wrote the same bytes."""
+        """Several lanes wrote one granule in one step: a race unless they wrote the same bytes."""
         machine = self.machine
         winner = stamp_thread(self.stamps.take(at))
         lanes = np.arange(machine.lanes) if active.lanes is None else active.lanes
-        cross = lost & ((winner >> 5) != machine.warp_in_block[lanes])
-        if not cross.any():
-            return
         position = np.zeros(machine.lanes, np.int64)
         position[lanes] = np.arange(len(lanes))
         first_lane = lanes - machine.thread[lanes]
         winners = position[first_lane + winner]
         data = values(np.arange(len(lanes)))
-        different = cross & (data != data[winners]).any(axis=1)
+        different = lost & (data != data[winners]).any(axis=1)
         if different.any():
             which = int(np.flatnonzero(different)[0])
             self.report(access, active, at, which, int(winner[which]), "written", different)

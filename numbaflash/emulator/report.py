@@ -145,8 +145,9 @@ class Report:
         """`lines` as text: the ``count`` busiest."""
         rows = [("warps", "bytes", "sectors", "wavefronts", "ideal", "flops", "line")]
         for line in self.lines(by)[:count]:
-            where = f"{line.source[1]}: {line.text}" if line.source and by == "python" else \
-                f"{line.ptx_line}: {line.text}"
+            where = f"{line.ptx_line}: {line.text}"
+            if by == "python":
+                where = f"{line.source[1]}: {line.text}" if line.source and line.source[1] else "of no Python line"
             rows.append(
                 (*(f"{n:,}"
                    for n in (line.warps, line.bytes, line.sectors, line.wavefronts, line.ideal, line.flops)),

@@ -323,11 +323,3 @@ def test_branches_through_a_table():
     out = np.zeros(8, np.int32)
     emulator.launch(text, 1, 8, out)
     assert out.tolist() == [10, 20, 30, 20] * 2
-
-
-def test_an_argument_that_is_no_array_is_named():
-    def kernel(values):
-        values[0] = 1
-
-    with pytest.raises(TypeError, match="values must be a NumPy array or a number, not a list"):
-        emulator.launch(kernel, 1, 1, [1, 2])

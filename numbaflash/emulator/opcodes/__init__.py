@@ -14,4 +14,4 @@ What an asynchronous unit remembers lives in ``machine.parts``; ``machine.batch_
 batch of blocks, and ``machine.progress_hooks`` are asked to deliver something when no lane can run.
 """
 from . import async_copy, atomic, barrier, bits, control, convert, data_movement, floating, half  # noqa: F401
-from . import integer, loadstore, matrix, mbarrier, predicate, system, warp  # noqa: F401
+from . import grid_barrier, integer, loadstore, matrix, mbarrier, predicate, system, warp  # noqa: F401

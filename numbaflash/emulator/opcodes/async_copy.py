@@ -94,6 +94,22 @@ class Copies:
                 shadow.stamps[granule + part] = stamp
 
 
+    def reading(self, index, nbytes):
+        """Which bytes ``index`` .. ``index + nbytes`` of global memory copies under way still read: flags, and a
+        lane that copies the first of them; None if there are none."""
+        for job in self.queue:
+            lanes, source, size = job[0], job[2], job[3] if job[4] is None else job[4]
+            if index.max() + nbytes <= source.min() or index.min() >= source.max() + job[3]:
+                continue
+            order = np.argsort(source)
+            start, end = source[order], np.maximum.accumulate((source + size)[order])
+            before = np.searchsorted(start, index + nbytes, side="left") - 1
+            hit = (before >= 0) & (end[before] > index)
+            if hit.any():
+                return hit, int(lanes[order][before[hit.argmax()]])
+        return None
+
+
 def copies(d):
     machine = d.machine
     if "copies" not in machine.parts:

@@ -189,6 +189,9 @@ def bar(d, i: Instruction):
             machine.state[lanes] = AT_BARRIER
         numbers = np.broadcast_to(number, machine.lanes)[lanes]
         counts = np.broadcast_to(0 if count is None else count, machine.lanes)[lanes]
+        if (numbers > 15).any():
+            machine.fail(BarrierError, f"barrier {int(numbers.max())}: a block has barriers 0 to 15", i,
+                         int(lanes[numbers.argmax()]))
         votes = None
         if flags is not None:
             votes = np.broadcast_to(flags, machine.lanes)[lanes] ^ inverted

@@ -144,7 +144,7 @@ def mma(d, i):
     wide = {"f64": "f8", "s32": "i8"}.get(d_type, "f4")
 
     def step(active):
-        warps = machine.whole_warps(active, i, None)
+        warps = machine.whole_warps(active, i, aligned=True)
         left, right = ([register_rows(machine, s, warps) for s in side] for side in (a, b))
         x = place_elements(a_pattern, unpack(left), (m, k))
         y = place_elements(b_pattern, unpack_b(right), (k, n))
@@ -207,7 +207,7 @@ def ldmatrix(d, i):
     column = np.arange(8)
 
     def step(active):
-        warps = machine.whole_warps(active, i, None)
+        warps = machine.whole_warps(active, i, aligned=True)
         chosen = all_givers if active.lanes is None else Active.of(active.mask & givers)
         index = access(chosen) >> 1
         rows = data.take(index[:, None] + column).reshape(-1, count, 8, 8)
@@ -234,7 +234,7 @@ def stmatrix(d, i):
     column = np.arange(8)
 
     def step(active):
-        warps = machine.whole_warps(active, i, None)
+        warps = machine.whole_warps(active, i, aligned=True)
         words = np.stack([register_rows(machine, s, warps) for s in sources], axis=1)
         rows = np.ascontiguousarray(words).view("u2").reshape(-1, count, 8, 8)
         if transposed:
@@ -254,7 +254,7 @@ def movmatrix(d, i):
     a = d.source(i.operands[1], "u4")
 
     def step(active):
-        warps = machine.whole_warps(active, i, None)
+        warps = machine.whole_warps(active, i, aligned=True)
         words = np.ascontiguousarray(register_rows(machine, a, warps))
         rows = words.view("u2").reshape(-1, 8, 8).transpose(0, 2, 1)
         put(machine, active, out, warps, np.ascontiguousarray(rows).view("u4").reshape(-1, 32))
