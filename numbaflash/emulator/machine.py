@@ -375,7 +375,13 @@ class Machine:
                 self.fail(BarrierError,
                           "a thread that is not in its own membermask executes a warp collective",
                           instruction, lane)
-            wanted = ((bits != 0) & here[:, :, None]).any(axis=1) & alive
+            named = (bits != 0) & here[:, :, None]
+            mixed = named & here[:, None, :] & (masks[:, :, None] != masks[:, None, :])
+            if mixed.any():
+                row, column, other = np.argwhere(mixed)[0].tolist()
+                self.fail(BarrierError, f"a warp collective with membermask {masks[row, column]:#x} names lane {other}, "
+                          f"which executes it with {masks[row, other]:#x}", instruction, int(32 * warps[row] + column))
+            wanted = named.any(axis=1) & alive
         missing = (wanted & ~here).any(axis=1)
         if missing.any():
             incomplete = warps[missing]

@@ -46,7 +46,7 @@ def on_device(x, y):
     y[0] = x[0]
 
 
-@pytest.mark.parametrize("kernel", [None, 3, b"ptx", len, dict, on_device, copy[1, 4]],
+@pytest.mark.parametrize("kernel", [None, 3, b"ptx", len, dict, on_device, copy[1024, 128]],
                          ids=lambda kernel: type(kernel).__name__)
 def test_what_is_no_kernel_is_refused(kernel):
     with pytest.raises(TypeError, match="kernel must"):

@@ -134,3 +134,17 @@ def test_a_non_coherent_read_of_what_the_kernel_wrote_is_found():
     assert (out == np.arange(32)[::-1]).all()
     with pytest.raises(emulator.RaceError, match="non-coherent read of 4 bytes, source .* which the kernel has written"):
         emulator.launch(kernel, 1, 32, source, out, True)
+
+
+def test_lanes_that_name_each_other_have_one_membermask():
+    @cuda.jit
+    def kernel(out, low, mixed):
+        i = cuda.threadIdx.x
+        mask = (0xFFFFFFFF if mixed else low) if i < 16 else low << 16
+        out[i] = cuda.shfl_sync(mask, i, (i & 16) + 1)
+
+    out = np.zeros(32, np.int64)
+    emulator.launch(kernel, 1, 32, out, 0xFFFF, False)
+    assert (out == np.arange(32) // 16 * 16 + 1).all()
+    with pytest.raises(emulator.BarrierError, match="membermask 0xffffffff names lane 16, which .* with 0xffff0000"):
+        emulator.launch(kernel, 1, 32, out, 0xFFFF, True)
