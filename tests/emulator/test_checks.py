@@ -473,6 +473,14 @@ def test_copies_that_arrive_at_an_mbarrier_are_complete_behind_its_wait(copies, 
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
+def test_lanes_of_one_copy_may_arrive_one_after_the_other(seed):
+    arrive = "cp.async.mbarrier.arrive.noinc.shared.b64 [gate];"
+    text = ARRIVING_COPY.replace("{wait}", WAIT_FOR_COPIES).replace(
+        arrive, f"setp.lt.u32 %p3, %r1, 16; @%p3 {arrive} @!%p3 {arrive}")
+    assert (run(text, size=32, seed=seed) == 1).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("instead", ["", "bar.sync 0;", "bar.warp.sync -1;", "nanosleep.u32 100;",
                                      "mbarrier.test_wait.parity.shared.b64 %p2, [gate], 1;"])
 def test_copies_that_arrive_at_an_mbarrier_may_do_so_as_late_as_its_wait(instead, seed):

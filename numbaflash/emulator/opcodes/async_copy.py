@@ -16,17 +16,17 @@ from .titles import MOVE
 
 
 class Copy:
-    """One cp.async under way: for each of its lanes from where to where, how many bytes (None: all), and its
-    group."""
+    """One cp.async under way: its place in the order of issue, and for each of its lanes from where to where, how
+    many bytes (None: all), and its group."""
 
-    def __init__(self, lanes, to, source, size, group, nbytes, access):
-        self.lanes, self.to, self.source, self.size, self.group = lanes, to, source, size, group
+    def __init__(self, number, lanes, to, source, size, group, nbytes, access):
+        self.number, self.lanes, self.to, self.source, self.size, self.group = number, lanes, to, source, size, group
         self.nbytes, self.access = nbytes, access
 
     def of(self, chosen):
         """That of some of its lanes."""
         size = None if self.size is None else self.size[chosen]
-        return Copy(self.lanes[chosen], self.to[chosen], self.source[chosen], size, self.group[chosen],
+        return Copy(self.number, self.lanes[chosen], self.to[chosen], self.source[chosen], size, self.group[chosen],
                     self.nbytes, self.access)
 
 
@@ -37,7 +37,7 @@ class Copies:
     def __init__(self, machine, shared, arena):
         self.machine, self.shared, self.arena = machine, shared, arena
         self.group = np.zeros(machine.lanes, np.int64)
-        self.queue, self.arrivals = [], []
+        self.queue, self.arrivals, self.issued = [], [], 0
         machine.batch_hooks.append(self.new_batch)
         machine.progress_hooks.insert(0, self.next_arrival)
 
@@ -62,7 +62,7 @@ class Copies:
 
     def arrive_later(self, lanes, arrive):
         """Call ``arrive`` when the copies that the lanes have issued so far are delivered."""
-        before, stamp = set(self.queue), self.machine.clocks.own()
+        before, stamp = self.issued, self.machine.clocks.own()
         chosen = np.zeros(self.machine.lanes, bool)
         chosen[lanes] = True
         self.arrivals.append((before, chosen, stamp, arrive))
@@ -71,7 +71,7 @@ class Copies:
         if not self.arrivals:
             return False
         before, chosen, stamp, arrive = self.arrivals.pop(0)
-        self.complete(lambda copy: chosen[copy.lanes] & (copy in before), stamp)
+        self.complete(lambda copy: chosen[copy.lanes] & (copy.number < before), stamp)
         arrive()
         return True
 
@@ -93,13 +93,12 @@ class Copies:
             for part in copy.access.steps:
                 shadow.stamps[granule + part] = stamp
 
-
     def reading(self, index, nbytes):
         """Which bytes ``index`` .. ``index + nbytes`` of global memory copies under way still read: flags, and a
         lane that copies the first of them; None if there are none."""
-        for job in self.queue:
-            lanes, source, size = job[0], job[2], job[3] if job[4] is None else job[4]
-            if index.max() + nbytes <= source.min() or index.min() >= source.max() + job[3]:
+        for copy in self.queue:
+            lanes, source, size = copy.lanes, copy.source, copy.nbytes if copy.size is None else copy.size
+            if index.max() + nbytes <= source.min() or index.min() >= source.max() + copy.nbytes:
                 continue
             order = np.argsort(source)
             start, end = source[order], np.maximum.accumulate((source + size)[order])
@@ -158,7 +157,8 @@ def cp_async(d, i):
             if reading.any():
                 source[reading] = partial(active.subset(reading), amount[reading])
         to = write(active, no_values)
-        copy = Copy(lanes, to, source, amount, store.group[lanes], nbytes, write)
+        copy = Copy(store.issued, lanes, to, source, amount, store.group[lanes], nbytes, write)
+        store.issued += 1
         if not late:
             store.deliver(copy)
             return
