@@ -129,6 +129,7 @@ class SharedShadow:
         self.size = (len(space.bytes) >> space.shift) + 16
         self.stamps = np.full(self.size, UNALLOCATED, np.uint64)
         self.readers = np.zeros(machine.warps_per_block * self.size, np.int64)
+        self.other_readers = np.zeros_like(self.readers)
         self.reader_row = machine.warp_in_block * self.size
         self.races = machine.checks.races
         self.latest = np.zeros(self.size, np.int64) if machine.warps_per_block > 8 else None
@@ -137,7 +138,7 @@ class SharedShadow:
 
     def new_batch(self, layout):
         self.stamps[:] = layout
-        self.readers[:] = 0
+        self.readers[:] = self.other_readers[:] = 0
         if self.latest is not None:
             self.latest[:] = 0
 
@@ -155,15 +156,22 @@ class SharedShadow:
                 self.mark_read(at, lanes)
 
     def mark_read(self, at, lanes):
-        mark = self.clocks.read_mark()
-        if lanes is None:
-            self.readers[at + self.reader_row] = mark
-            if self.latest is not None:
-                self.latest[at] = self.clocks.time << 5 | 31
-        else:
-            self.readers[at + self.reader_row[lanes]] = mark[lanes]
-            if self.latest is not None:
-                self.latest[at] = self.clocks.time << 5 | 31
+        """Note the last reader of each warp, and the last one besides it: it may be the reader who writes next."""
+        mark, horizon, place = self.clocks.read_mark(), self.clocks.read_horizon, at + (
+            self.reader_row if lanes is None else self.reader_row[lanes])
+        if lanes is not None:
+            mark, horizon = mark[lanes], horizon[lanes]
+        before = self.readers.take(place)
+        again = before > horizon
+        if np.count_nonzero(again):
+            again &= ((before ^ mark) & 31) != 0
+            self.other_readers[place[again]] = before[again]
+        self.readers[place] = mark
+        lost = self.readers.take(place) != mark
+        if np.count_nonzero(lost):
+            self.other_readers[place[lost]] = mark[lost]
+        if self.latest is not None:
+            self.latest[at] = self.clocks.time << 5 | 31
 
     def store(self, granule, active, access, values, kind="store"):
         lanes, clocks = active.lanes, self.clocks
@@ -245,6 +253,7 @@ class SharedShadow:
             if not fresh.any():
                 return
         readers = self.readers.reshape(machine.warps_per_block, -1)
+        others = self.other_readers.reshape(machine.warps_per_block, -1)
         for warp in range(machine.warps_per_block):
             mark = readers[warp].take(at)
             fresh = mark > horizon
@@ -253,8 +262,9 @@ class SharedShadow:
             which = np.flatnonzero(fresh)
             mine = which if lanes is None else lanes[which]
             known = clocks.seen[machine.block_of[mine], machine.warp_in_block[mine], warp]
-            mark = mark[which]
-            bad = ((mark >> 5) > known) & ((mark & 31) + 32 * warp != machine.thread[mine])
+            mark, thread = mark[which], machine.thread[mine]
+            mark = np.where((mark & 31) + 32 * warp == thread, others[warp].take(at[which]), mark)
+            bad = ((mark >> 5) > known) & ((mark & 31) + 32 * warp != thread)
             if bad.any():
                 flags = np.zeros(len(at), bool)
                 flags[which[bad]] = True

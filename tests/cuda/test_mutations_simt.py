@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from simt_cases import Case
 
-import numbaflash.cuda.compile as compiler
 from numbaflash import emulator
-from numbaflash.cuda.plan import Plan
+from numbaflash.cuda.plan import KernelSpec, Plan
 from numbaflash.cuda.simt_plan import plan_backward, plan_forward
 from numbaflash.options import Options
 from numbaflash.problem import make_problem
@@ -93,20 +92,17 @@ def survivors(call: Call, prefix: str, change: str, monkeypatch: pytest.MonkeyPa
     """
     (kernel,) = (launch.kernel for launch in call.plan.launches if launch.kernel.name.startswith(prefix))
     pattern, mutate = CHANGES[change]
-    compile_ptx = compiler.compile_ptx
-    text = compile_ptx(kernel.function, kernel.signature, "sm_80", launch_bounds=kernel.launch_bounds,
-                       lineinfo=True)
-    lines, mutant = text.splitlines(), None
+    original = KernelSpec.ptx
+    lines, mutant = kernel.ptx("sm_80", lineinfo=True).splitlines(), None
 
-    def compile_mutant(function, *arguments, **options):
-        found = compile_ptx(function, *arguments, **options)
-        return mutant if mutant is not None and function is kernel.function else found
+    def ptx_or_mutant(spec, arch, lineinfo=False):
+        return mutant if mutant is not None and spec.function is kernel.function else original(spec, arch, lineinfo)
 
-    monkeypatch.setattr(compiler, "compile_ptx", compile_mutant)
+    monkeypatch.setattr(KernelSpec, "ptx", ptx_or_mutant)
     numbers = [n for n, line in enumerate(lines) if re.search(pattern, line.partition("//")[0])]
     if not numbers:
         return None
-    expected, alive = call.run(), []
+    expected, alive, reached = call.run(), [], False
     for number in numbers:
         changed = mutate(lines[number])
         if changed == lines[number]:
@@ -119,9 +115,11 @@ def survivors(call: Call, prefix: str, change: str, monkeypatch: pytest.MonkeyPa
             except emulator.EmulatorError:
                 caught = True
             if caught:
+                reached = True
                 break
         if text == "trap;" and caught:
             alive.append(f"{number + 1}: {lines[number].strip()}")
+    assert reached, "the emulator ran no mutant"
     return alive
 
 

@@ -148,3 +148,25 @@ def test_lanes_that_name_each_other_have_one_membermask():
     assert (out == np.arange(32) // 16 * 16 + 1).all()
     with pytest.raises(emulator.BarrierError, match="membermask 0xffffffff names lane 16, which .* with 0xffff0000"):
         emulator.launch(kernel, 1, 32, out, 0xFFFF, True)
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_a_read_is_not_forgotten_because_the_writer_reads_too(broadcast):
+    @cuda.jit
+    def kernel(x, wait, broadcast):
+        shared = cuda.shared.array(32, np.float32)
+        i = cuda.threadIdx.x
+        shared[i] = x[i]
+        cuda.syncwarp()
+        other = shared[0] if broadcast else shared[i ^ 1]
+        if wait:
+            cuda.syncwarp()
+        shared[i] += other                      # its own number, which another lane has read
+        cuda.syncwarp()
+        x[i] = shared[i]
+
+    x = np.ones(32, np.float32)
+    emulator.launch(kernel, 1, 32, x, True, broadcast)
+    assert (x == 2).all()
+    with pytest.raises(emulator.RaceError, match="read by thread"):
+        emulator.launch(kernel, 1, 32, x, False, broadcast)
