@@ -155,23 +155,26 @@ def test_no_change_of_a_kernel_goes_unnoticed(kernel, change, monkeypatch):
 
 WIDE = (1, 2, 1, 40, 45, 300, 270)
 OPTIONS = {
-    "bias": np.zeros((1, 1, 100, 70), np.float32), "sinks": np.zeros(2, np.float32), "softcap": 2.0,
+    "bias": np.zeros((1, 1, 140, 70), np.float32), "sinks": np.zeros(2, np.float32), "softcap": 2.0,
     "dropout_p": 0.3, "seed": 1, "window": (40, None),
 }
 MORE_KERNELS = {
     "forward_simt of wide heads": lambda: forward_call(WIDE),
     "dkdv_simt of wide heads": lambda: backward_call(WIDE),
     "dq_simt of wide heads": lambda: backward_call(WIDE),
-    "forward_simt with options": lambda: forward_call((2, 2, 1, 100, 70, 32, 32), **OPTIONS),
-    "dkdv_simt with options": lambda: backward_call((2, 2, 1, 100, 70, 32, 32), **OPTIONS),
-    "dq_simt with options": lambda: backward_call((2, 2, 1, 100, 70, 32, 32), **OPTIONS),
-    "dbias_simt": lambda: backward_call((2, 2, 1, 100, 70, 32, 32), **OPTIONS),
+    "forward_simt with options": lambda: forward_call((2, 2, 1, 140, 70, 32, 32), **OPTIONS),
+    "dkdv_simt with options": lambda: backward_call(
+        (2, 2, 1, 140, 270, 32, 32),
+        **OPTIONS | {"bias": np.zeros((1, 1, 140, 270), np.float32), "q_offset": 0}),
+    "dq_simt with options": lambda: backward_call((2, 2, 1, 140, 70, 32, 32), **OPTIONS),
+    "dbias_simt": lambda: backward_call((2, 2, 1, 140, 70, 32, 32), **OPTIONS),
     "dbias_simt of wide heads": lambda: backward_call(
         WIDE, bias=np.zeros((2, 40, 1), np.float32), sinks=np.zeros(2, np.float32)),
     "dbias_simt of one number": lambda: backward_call(
         (2, 2, 1, 100, 70, 32, 32), bias=np.zeros((1, 1), np.float32), sinks=np.zeros(2, np.float32)),
-    "dsinks_simt": lambda: backward_call((2, 2, 1, 100, 70, 32, 32), **OPTIONS),
+    "dsinks_simt": lambda: backward_call((2, 2, 1, 140, 70, 32, 32), **OPTIONS),
 }
+"""Some blocks see nothing: only there is what they load not ordered by the barriers of the loop."""
 
 
 @pytest.mark.exhaustive
